@@ -1,0 +1,58 @@
+"""Settings that more than one room reads: frozen, checked once at construction, defaults written here only."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from moet.errors import ConfigError
+
+GIB = 1 << 30
+
+Precision = Literal["base", "native"]
+Activations = Literal["fp32", "int8"]
+
+
+@dataclass(frozen=True)
+class MoetConfig:
+    """What `--additional-config '{"moet": {...}}'` may say.
+
+    precision: which rows the experts are read from: `base` (2 bits) or `native` (the checkpoint's own bytes).
+    ram_gib: budget of the arena in GiB, every rank its share; 0 means all rows.
+    activations: number format of the activations inside the expert MLP on a CPU.
+    io_threads: threads that read rows; direct_io: bypass the page cache where the file system allows it.
+    preheat: fill the arena at start with the rows that were hottest last time.
+    run_dir: folder for the counters that /metrics shows; empty: one is made under the temporary folder.
+    """
+
+    precision: Precision = "base"
+    ram_gib: float = 0.0
+    activations: Activations = "fp32"
+    io_threads: int = 8
+    direct_io: bool = True
+    preheat: bool = True
+    run_dir: str = ""
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"moet.precision: expected one of {get_args(Precision)}, found {self.precision!r}")
+        if self.activations not in get_args(Activations):
+            raise ConfigError(f"moet.activations: expected one of {get_args(Activations)}, found {self.activations!r}")
+        if isinstance(self.ram_gib, bool) or not isinstance(self.ram_gib, int | float) or not 0 <= self.ram_gib < 1 << 20:
+            raise ConfigError(f"moet.ram_gib: expected GiB as a number >= 0 (0: all rows), found {self.ram_gib!r}")
+        if not isinstance(self.io_threads, int) or not 1 <= self.io_threads <= 256:
+            raise ConfigError(f"moet.io_threads: expected 1 to 256, found {self.io_threads!r}")
+        for name in ("direct_io", "preheat"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"moet.{name}: expected true or false, found {getattr(self, name)!r}")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Raises ConfigError that lists the known names if one is unknown."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"moet.{name}: unknown setting. Known: {', '.join(known)}")
+        return cls(**values)
+
+    @property
+    def ram_bytes(self) -> int:
+        return int(self.ram_gib * GIB)
