@@ -1,0 +1,5 @@
+"""`python -m moet`."""
+
+from moet.cli.main import main
+
+main()
