@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 bash scripts/setup.sh .venv
-exec .venv/bin/python demo/ask.py "$@"
+exec .venv/bin/python scripts/demo.py "$@"
