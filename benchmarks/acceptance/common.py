@@ -1,0 +1,49 @@
+"""What the acceptance programs share: the demo, its held-out prompts, comparing two sets of answers, and where results go."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import record  # noqa: E402,F401
+import serving  # noqa: E402
+
+DEMO = ROOT / "demo" / "model"
+RESULTS = ROOT / "docs" / "results"
+SEED_ENV = {"OMP_NUM_THREADS": "1"}
+FLOAT32 = ("--dtype", "float32")
+
+
+def prompts(count: int) -> list[str]:
+    """The first `count` held-out prompts, none of which was trained on."""
+    lines = (ROOT / "demo" / "heldout" / "prompts.jsonl").read_text().splitlines()
+    found = [json.loads(line)["prompt"] for line in lines if line.strip()]
+    assert len(found) >= count, f"demo/heldout/prompts.jsonl holds {len(found)} prompts, expected at least {count}"
+    return found[:count]
+
+
+def answers(server: serving.Server, count: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Greedy answers to the held-out prompts, one at a time, so that every run forms the same steps."""
+    return [server.complete(p, max_tokens, ignore_eos=True) for p in prompts(count)]
+
+
+def equal(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
+    """Token ids and every logprob that the server printed are the same numbers."""
+    return a == b
+
+
+def difference(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> dict[str, float]:
+    """How many answers have equal token ids, and the largest difference of a chosen token's logprob before the first other token."""
+    same, worst, compared = 0, 0.0, 0
+    for x, y in zip(a, b, strict=True):
+        same += x["token_ids"] == y["token_ids"]
+        for i, (s, t) in enumerate(zip(x["token_ids"], y["token_ids"], strict=False)):
+            if s != t:
+                break
+            worst = max(worst, abs(x["logprobs"][i] - y["logprobs"][i]))
+            compared += 1
+    assert math.isfinite(worst)
+    return {"equal": same, "of": len(a), "worst_logprob": worst, "tokens_compared": compared}

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The long runs behind docs/results: scripts/acceptance.sh [STEP ...]; without a step, all of them in order.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+bash scripts/setup.sh .venv --tests
+export OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+python=.venv/bin/python
+steps=("$@")
+[ $# -gt 0 ] || steps=(tests encode pack read cpu_moe identity fidelity architectures render)
+for step in "${steps[@]}"; do
+  echo "acceptance: $step" >&2
+  case "$step" in
+    tests) $python -m pytest -q -m slow ;;
+    encode) $python benchmarks/encode.py ;;
+    pack) $python benchmarks/pack.py ;;
+    read) $python benchmarks/read_rows.py ;;
+    cpu_moe) $python benchmarks/cpu_moe.py ;;
+    identity | fidelity) $python "benchmarks/acceptance/$step.py" ;;
+    architectures) $python scripts/architectures.py ;;
+    render) $python scripts/render_results.py ;;
+    *) echo "acceptance: unknown step '$step'" >&2; exit 2 ;;
+  esac
+done
