@@ -1,6 +1,5 @@
 """How one family of models names and numbers its routed experts. An instance is a declaration; `docs/models.md` explains each field."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,21 +77,3 @@ class ModelFamily:
 def layer_prefix(experts: str) -> str:
     """"model.layers.{layer}.mlp.experts." -> "model.layers.{layer}.": what all tensors of the layer start with."""
     return experts[: experts.index("}") + 2]
-
-
-def name_pattern(prefixes: tuple[str, ...]) -> re.Pattern[str]:
-    """One expression that matches a name starting with any of the prefixes; groups hold the layer and MTP numbers."""
-
-    def expression(prefix: str) -> str:
-        return re.escape(prefix).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{mtp\}", r"(?P<mtp>\d+)")
-
-    seen: set[str] = set()
-    parts = []
-    for prefix in prefixes:
-        part = expression(prefix)
-        for group in ("layer", "mtp"):
-            if f"?P<{group}>" in part:
-                part = part.replace(f"?P<{group}>", f"?P<{group}>" if group not in seen else "")
-                seen.add(group)
-        parts.append(part)
-    return re.compile("|".join(parts))

@@ -86,6 +86,19 @@ def mtp_layer_count(family: ModelFamily, text: dict[str, Any]) -> int:
     return int(text.get(family.mtp_count) or 0) if family.mtp_count else 0
 
 
+def dense_prefixes(family: ModelFamily, config: dict[str, Any]) -> tuple[str, ...]:
+    """`family.dense` with every layer number the model has filled in: what a tensor that is no routed expert may be called."""
+    text = text_config(config, family)
+    mtp = mtp_layer_count(family, text)
+    layers = range(text[family.layers] + (0 if family.mtp_experts else mtp))
+    return tuple(dict.fromkeys(
+        prefix.format(layer=layer, mtp=k)
+        for prefix in family.dense
+        for layer in (layers if "{layer}" in prefix else (0,))
+        for k in (range(mtp) if "{mtp}" in prefix else (0,))
+    ))
+
+
 def _spelling(patterns: tuple[str, ...], names: Collection[str]) -> str:
     for pattern in patterns:
         if _any_starts(names, pattern[: pattern.index("{")]):

@@ -1,0 +1,12 @@
+"""Number formats as pure functions: bytes to values by table, exact in float32 and float64."""
+
+from moet.numerics.e2m1 import E2M1, decode_e2m1, pack_e2m1, unpack_e2m1
+from moet.numerics.e4m3 import E4M3, decode_e4m3, e4m3_has_nan
+from moet.numerics.floats import narrow_bf16, widen_bf16, widen_f16
+from moet.numerics.ue8m0 import UE8M0, decode_ue8m0, ue8m0_has_nan
+
+__all__ = [
+    "E2M1", "E4M3", "UE8M0",
+    "decode_e2m1", "decode_e4m3", "decode_ue8m0", "e4m3_has_nan", "narrow_bf16", "pack_e2m1", "ue8m0_has_nan", "unpack_e2m1",
+    "widen_bf16", "widen_f16",
+]
