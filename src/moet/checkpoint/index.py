@@ -1,0 +1,47 @@
+"""Which shard holds which tensor: model.safetensors.index.json, or the header of the only file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moet.checkpoint.safetensors import read_header, unique_keys
+from moet.checkpoint.source import ShardSource
+from moet.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError naming the file if it is none, or if it has a key twice."""
+    try:
+        value = json.loads(path.read_text("utf-8"), object_pairs_hook=unique_keys)
+    except (OSError, ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path}: expected a JSON object, found: {e}") from e
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_index(source: ShardSource) -> dict[str, str]:
+    """{tensor name: shard file name}, as the index says. With no index, the folder's only safetensors file is it.
+
+    Raises CheckpointError: no index and several files or none, an index that is no map of names to file names, a file outside the folder.
+    """
+    path = source.root / INDEX
+    if path.is_file():
+        weights = read_json(path).get("weight_map")
+        if not isinstance(weights, dict) or not weights or not all(isinstance(v, str) for v in weights.values()):
+            raise CheckpointError(f"{path}, weight_map: expected a map of tensor names to file names, found {str(weights)[:100]}")
+        for shard in set(weights.values()):
+            if Path(shard).name != shard or not shard.endswith(".safetensors"):
+                raise CheckpointError(f"{path}, weight_map: expected names of .safetensors files in the same folder, found {shard!r}")
+        return weights
+    files = sorted(p.name for p in source.root.glob("*.safetensors"))
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{path}: expected an index, as the folder has {len(files)} safetensors files ({', '.join(files[:3])}, ...), found none. "
+            "Download it from where the checkpoint is published."
+        )
+    shard = files[0] if files else SINGLE
+    return dict.fromkeys(read_header(source.fetch(shard)), shard)
