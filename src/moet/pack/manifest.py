@@ -1,0 +1,189 @@
+"""moet.json: what is in a pack and the digest of every byte of it. Written in one canonical form, so that any changed byte shows."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from moet.errors import PackError
+
+FORMAT_VERSION = 1
+NAME = "moet.json"
+CODEBOOK = (-4, -1, 1, 4)
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every object in moet.json: immutable, and a field that this version does not know is an error."""
+
+
+class Source(Struct):
+    """The checkpoint that was packed: its first `architectures` entry, and config.json's `_name_or_path` ("" if it has none)."""
+
+    architecture: str
+    name: str
+
+
+class ActivationInfo(Struct):
+    """See moet.models.Activation."""
+
+    kind: str
+    limit: float | None
+    alpha: float
+
+
+class Codebook(Struct):
+    """`values[code]` times 2^(byte - 127), one UE8M0 byte per `group` values along K."""
+
+    values: tuple[int, ...] = CODEBOOK
+    scale: str = "ue8m0"
+    group: int = 32
+
+
+class RowFile(Struct):
+    """One safetensors file of rows.
+
+    data_offset  first byte of row 0, a multiple of 4096
+    header       blake3 (hex) of the bytes before data_offset
+    scale_dtype  the checkpoint's dtype of the scales ("" if it had none, or for base rows)
+    rows         crc32c of each whole row, 8 hex digits, by expert
+    """
+
+    file: str
+    data_offset: int
+    format: str
+    row_bytes: int
+    header: str
+    scale_dtype: str
+    rows: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return self.data_offset + len(self.rows) * self.row_bytes
+
+
+class ProjectionReport(Struct):
+    """Per expert, of one projection: relative RMS error |q - v| / |v|, and sign bias, the mean of (q - v) / 2^e. 5 significant digits.
+
+    alternated  experts whose zeros were all of one sign, so that their signs alternate by column
+    """
+
+    error: tuple[float, ...]
+    bias: tuple[float, ...]
+    alternated: int
+
+
+class LayerReport(Struct):
+    gate: ProjectionReport
+    up: ProjectionReport
+    down: ProjectionReport
+
+
+class Layer(Struct):
+    """source: blake3 of the layer's experts as the checkpoint stores them (moet.pack.fingerprint)."""
+
+    index: int
+    prefix: str
+    experts: int
+    inter: int
+    mtp: bool
+    biased: bool
+    source: str
+    base: RowFile
+    native: RowFile | None
+    report: LayerReport
+
+
+class FileDigest(Struct):
+    """Every other file of the pack: its size and its plain blake3 (hex)."""
+
+    bytes: int
+    blake3: str
+
+
+class ProjectionSummary(Struct):
+    """Over all experts of all layers: error = sqrt(sum (q-v)^2 / sum v^2), bias = mean of (q-v)/2^e, mean_abs_bias = mean over matrices of |bias|."""
+
+    error: float
+    bias: float
+    mean_abs_bias: float
+
+
+class Report(Struct):
+    """weights: routed expert weights. base_bits, native_bits: bits a weight of the row files, headers and padding counted."""
+
+    weights: int
+    base_bits: float
+    native_bits: float
+    base_bytes: int
+    native_bytes: int
+    dense_bytes: int
+    gate: ProjectionSummary
+    up: ProjectionSummary
+    down: ProjectionSummary
+
+
+class Manifest(Struct):
+    """The whole of moet.json. `digest` is the blake3 of the canonical form with an empty digest."""
+
+    moet: int
+    fingerprint: str
+    names: str
+    source: Source
+    hidden: int
+    inter: int
+    top_k: int
+    activation: ActivationInfo
+    codebook: Codebook
+    layers: tuple[Layer, ...]
+    files: dict[str, FileDigest]
+    report: Report
+    digest: str = ""
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The canonical bytes: fields in declaration order, files by name, no spaces, shortest floats, the digest filled in, one newline."""
+    ordered = msgspec.structs.replace(manifest, files=dict(sorted(manifest.files.items())), digest="")
+    digest = blake3(msgspec.json.encode(ordered)).hexdigest()
+    return msgspec.json.encode(msgspec.structs.replace(ordered, digest=digest)) + b"\n"
+
+
+def decode(data: bytes, path: Path | str = NAME) -> Manifest:
+    """Raises PackError: not JSON, another format version (named, with the way out), or not the canonical bytes (damaged)."""
+    again = "`moet verify PACK --repair SRC` rewrites it"
+    try:
+        version = msgspec.json.decode(data, type=_Version).moet
+    except msgspec.DecodeError as e:
+        raise PackError(f"{path}: expected a moet.json, found damaged JSON ({e}); {again}") from None
+    if version != FORMAT_VERSION:
+        way = "a newer moet reads it" if version > FORMAT_VERSION else "pack the checkpoint again with this moet"
+        raise PackError(f"{path}: expected pack format {FORMAT_VERSION}, found format {version}; {way}")
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as e:
+        raise PackError(f"{path}: expected the fields of pack format {FORMAT_VERSION}, found: {e}; {again}") from None
+    if encode(manifest) != data:
+        raise PackError(f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, found a file that was changed; {again}")
+    return manifest
+
+
+def read(root: Path) -> Manifest:
+    """The manifest of the pack folder `root`. Raises PackError that says what the folder is instead, and the way out."""
+    path = root / NAME
+    try:
+        return decode(path.read_bytes(), path)
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise PackError(f"{path}: expected a readable file, found: {e.strerror}") from None
+    if not root.is_dir():
+        raise PackError(f"{root}: expected a pack folder, found {'a file' if root.exists() else 'nothing there'}")
+    if (root / ".moet").is_dir():
+        raise PackError(f"{root}: expected a pack, found an unfinished one (no {NAME}); run `moet pack` again, it goes on where it stopped")
+    hint = "; it looks like a checkpoint: `moet pack SRC DST` makes a pack of it" if (root / "config.json").exists() else ""
+    raise PackError(f"{root}: expected a pack, found a folder without {NAME}{hint}")
+
+
+class _Version(msgspec.Struct):
+    moet: Any = None
