@@ -1,0 +1,1 @@
+"""Engines that host moet's experts. Only this room imports them."""

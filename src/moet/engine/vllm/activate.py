@@ -1,0 +1,19 @@
+"""Puts moet's hooks into this process of vLLM. Called only where moet is on; a process that serves another model keeps the stock classes."""
+
+import functools
+
+
+@functools.cache
+def activate() -> None:
+    """Checks vLLM's private interfaces, then registers quantization configs, the model loader and the scheduler's failure hook.
+
+    Raises EngineError if vLLM is not one that this version knows.
+    """
+    from moet.engine.vllm import compat
+
+    compat.check()
+    from moet.engine.vllm import failure, loader, quant
+
+    quant.register()
+    loader.register()
+    failure.install()

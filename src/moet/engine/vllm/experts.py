@@ -1,0 +1,94 @@
+"""The experts of one worker process: one ExpertRuntime, shared by the model and its drafter, closed when the process or the engine ends."""
+
+import atexit
+import json
+import os
+import re
+import weakref
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.logger import init_logger
+
+from moet.checkpoint import Checkpoint
+from moet.engine.vllm.failure import Words
+from moet.engine.vllm.run import Run
+from moet.errors import EngineError, StoreError
+from moet.models import ModelSpec, MoeLayer, spec_of
+from moet.moe import ExpertRuntime
+from moet.pack import Pack
+
+logger = init_logger("vllm.moet")
+
+_shared: "weakref.WeakValueDictionary[str, Experts]" = weakref.WeakValueDictionary()
+
+
+def of(run: Run, config: Any) -> "Experts":
+    """The experts of this process for `run`; the layers' methods keep them alive, so they go with the engine."""
+    found = _shared.get(run.run_dir)
+    if found is None:
+        found = _shared[run.run_dir] = Experts(run, config)
+    return found
+
+
+class Experts:
+    """Opens the pack (or encodes the checkpoint) at construction. Raises MoetError subclasses with the reason if that cannot be."""
+
+    def __init__(self, run: Run, config: Any) -> None:
+        self.rank, self.world = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        self.words = Words(run.run_dir)
+        self.spec: ModelSpec = spec_of(json.loads((Path(run.source) / "config.json").read_text()))
+        self.runtime = open_runtime(run, self.rank, self.world, config.speculative_config is not None)
+        # Workers leave through multiprocessing's exit functions, the engine's own process through atexit: both close (and save the heat), once.
+        self._closer = weakref.finalize(self, ExpertRuntime.close, self.runtime)
+        Finalize(None, self._closer, exitpriority=10)
+
+    def layer_index(self, prefix: str) -> int:
+        """Number of the layer that vLLM calls `prefix`. Raises EngineError if the model has no routed experts there."""
+        index = number_of(prefix, self.spec.num_layers)
+        if index is None or all(layer.index != index for layer in self.spec.layers):
+            known = ", ".join(str(layer.index) for layer in self.spec.layers)
+            raise EngineError(f"{prefix}: expected one of the layers with routed experts ({known}), found {index}")
+        return index
+
+    def check_layer(self, index: int, layer: Any, prefix: str) -> None:
+        """Raises EngineError if vLLM would compute this layer differently from how its experts were declared."""
+        moe, mine = layer.moe_config, self.spec.layer(index)
+        activation = self.spec.activation
+        swiglu = {"silu": "swiglu", "swigluoai": "swiglu_oai", "swigluoai_uninterleave": "swiglu_oai"}.get(moe.activation.value)
+        facts = [
+            ("experts", mine.experts, moe.num_experts),
+            ("experts per token", self.spec.top_k, moe.experts_per_token),
+            ("hidden size", self.spec.hidden, moe.hidden_dim),
+            ("intermediate size", mine.inter, moe.intermediate_size),
+            ("activation", activation.kind, swiglu),
+            ("tensor-parallel size", self.world, moe.tp_size),
+            ("router weights on the input", False, layer.apply_router_weight_on_input),
+        ]
+        wrong = [f"{name}: expected {expected}, found {actual}" for name, expected, actual in facts if expected != actual]
+        if wrong:
+            raise EngineError(f"{prefix}: vLLM builds this layer differently: " + "; ".join(wrong))
+
+    def forward(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, scan: bool) -> torch.Tensor:
+        """See ExpertRuntime.forward. A row that cannot be read gives zeros, and the failure word says so (moet.engine.vllm.failure)."""
+        try:
+            return self.runtime.forward(layer, x.contiguous(), weights.float().contiguous(), ids.int().contiguous(), scan)
+        except StoreError as e:
+            logger.error("moet: layer %d: %s", layer, e)
+            self.words.add(self.rank, str(e))
+            return torch.zeros_like(x)
+
+
+def open_runtime(run: Run, rank: int, world: int, drafting: bool) -> ExpertRuntime:
+    raise NotImplementedError
+
+
+def number_of(prefix: str, num_layers: int) -> int | None:
+    """The layer number in one of vLLM's names: "model.layers.3.mlp.experts" is 3; in an MTP module of its own ("mtp.layers.0...") it counts on from num_layers."""
+    match = re.search(r"(?:^|\.)(mtp\.)?(?:layers\.)?(\d+)\.", prefix + ".")
+    if match is None:
+        return None
+    return int(match[2]) + (num_layers if match[1] else 0)

@@ -1,0 +1,116 @@
+"""The `moet:` group of /metrics: read from the counter blocks that workers map into the run folder, when Prometheus asks."""
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from moet.engine.vllm.run import Run
+from moet.store import counters
+
+COUNTERS = {  # name without moet: and _total -> (help, words of the block with the labels that tell them apart)
+    "expert_hits": ("Experts of a layer that were in the arena when asked for", {"hits": {}}),
+    "expert_misses": ("Experts of a layer that had to be read", {"misses": {}}),
+    "scan_hits": ("The part of expert_hits that prefills asked for", {"scan_hits": {}}),
+    "scan_misses": ("The part of expert_misses that prefills asked for", {"scan_misses": {}}),
+    "expert_evictions": ("Rows that lost their arena slot", {"evictions": {}}),
+    "expert_admissions": ("Rows that moved from staging into the working set", {"admitted": {}}),
+    "extra_waves": ("Waves beyond the first of a layer", {"waves": {}}),
+    "layers": ("MoE layers computed", {"layers": {}}),
+    "disk_read_bytes": ("Bytes read from row files", {"bytes_direct": {"path": "direct"}, "bytes_buffered": {"path": "buffered"}}),
+    "disk_read_rows": ("Rows read from row files", {"rows_direct": {"path": "direct"}, "rows_buffered": {"path": "buffered"}}),
+    "preheated_rows": ("Rows read at start because they were hot last time", {"rows_preheated": {}}),
+    "checksum_failures": ("Rows that did not match their checksums", {"checksum_failures": {}}),
+    "io_errors": ("Rows that the system could not read", {"io_errors": {}}),
+}
+GAUGES = {
+    "arena_mapped_bytes": ("Bytes mapped for expert rows", "arena_bytes"),
+    "arena_slots": ("Slots of the arena", "arena_slots"),
+    "arena_slots_valid": ("Slots that hold a row", "slots_valid"),
+    "arena_slots_pinned": ("Slots in use by the running layer", "slots_pinned"),
+    "rows": ("Rows that the arena stands for", "rows_total"),
+    "rows_bytes": ("Bytes of those rows on disk, this rank's slices", "bytes_total"),
+}
+
+
+def install() -> None:
+    """Adds the collector to the process's registry, and to the one that several API servers share."""
+    REGISTRY.register(MoetCollector())
+    from vllm.entrypoints.serve.instrumentator import metrics as endpoint
+
+    original = endpoint.get_prometheus_registry
+
+    @functools.wraps(original)
+    def get_prometheus_registry() -> CollectorRegistry:
+        registry = original()
+        if registry is not REGISTRY:  # several API servers: vLLM merges their files in a registry of its own
+            registry.register(MoetCollector())
+        return registry
+
+    endpoint.get_prometheus_registry = get_prometheus_registry
+
+
+class MoetCollector(Collector):
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        from moet.engine.vllm.entry import RUNS
+
+        ranks = [rank for run in RUNS[-1:] for rank in read(run)]
+        if not ranks:
+            return
+        info = GaugeMetricFamily("moet:info", "What the experts are", labels=["precision", "activations", "source", "fingerprint"])
+        run = RUNS[-1]
+        info.add_metric(
+            [run.settings.precision, run.settings.activations, "pack" if run.packed else "checkpoint", ranks[0]["info"]["fingerprint"]], 1
+        )
+        yield info
+        for name, (text, words) in COUNTERS.items():
+            labels = sorted({label for found in words.values() for label in found})
+            family = CounterMetricFamily(f"moet:{name}", text, labels=["rank", *labels])
+            for rank in ranks:
+                for word, found in words.items():
+                    family.add_metric([rank["rank"], *(found[label] for label in labels)], rank["words"][word])
+            yield family
+        for name, (text, word) in GAUGES.items():
+            yield gauge(name, text, {rank["rank"]: rank["words"][word] for rank in ranks})
+        yield gauge("arena_budget_bytes", "What the arena may map", {rank["rank"]: rank["info"]["budget_bytes"] for rank in ranks})
+        wait = CounterMetricFamily("moet:read_wait_seconds", "Time that layers waited for rows", labels=["rank"])
+        latency = HistogramMetricFamily("moet:read_latency_seconds", "From a row's first read to its last byte", labels=["rank"])
+        for rank in ranks:
+            wait.add_metric([rank["rank"]], rank["words"]["wait_us"] / 1e6)
+            latency.add_metric([rank["rank"]], buckets(rank["latency"]), sum_value=None)
+        yield wait
+        yield latency
+
+
+def gauge(name: str, text: str, values: dict[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"moet:{name}", text, labels=["rank"])
+    for rank, value in values.items():
+        family.add_metric([rank], value)
+    return family
+
+
+def buckets(latency: tuple[int, ...]) -> list[tuple[str, float]]:
+    """Bucket b counts latencies in [2^b, 2^(b+1)) microseconds; Prometheus wants cumulative counts by upper bound in seconds."""
+    out, total = [], 0
+    for b, count in enumerate(latency[:-1]):
+        total += count
+        out.append((str(2 ** (b + 1) / 1e6), total))
+    return [*out, ("+Inf", total + latency[-1])]
+
+
+def read(run: Run) -> list[dict[str, Any]]:
+    """One dict per rank that has started: its number, its info (moet.engine.vllm.experts writes it), its counter words, its latency histogram."""
+    out = []
+    for path in sorted(Path(run.run_dir).glob("rank-*.json"), key=lambda p: int(p.stem.removeprefix("rank-"))):
+        rank = path.stem.removeprefix("rank-")
+        block = counters.read(run.counters_path(int(rank)))
+        out.append({"rank": rank, "info": json.loads(path.read_text()), "words": block.words, "latency": block.latency})
+    return out

@@ -1,0 +1,95 @@
+"""One engine with moet on: what its processes agree on. It is VllmConfig.additional_config, so it reaches them all."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moet.config import MoetConfig
+from moet.errors import EngineError
+
+PREFIX = f"moet-{os.getuid()}-"
+
+
+@dataclass(frozen=True)
+class Run:
+    """source: the model folder, a pack if `packed`, else a checkpoint. run_dir: counters of all ranks, and the failure words."""
+
+    source: str
+    packed: bool
+    settings: MoetConfig
+    run_dir: str
+
+    def compute_hash(self) -> str:
+        """vLLM's key for compiled code. No setting here changes compiled code, so that a restart or another budget finds it again."""
+        return hashlib.sha256(b"moet").hexdigest()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """vLLM reads additional_config as a dict in places; moet is alone in it."""
+        return default
+
+    def __reduce__(self) -> tuple:
+        # A process that receives a run (engine core, worker) is one in which moet is on: it needs the hooks before anything else.
+        return restore, (self.source, self.packed, asdict(self.settings), self.run_dir)
+
+    @property
+    def counters_dir(self) -> Path:
+        return Path(self.run_dir)
+
+    def counters_path(self, rank: int) -> Path:
+        return self.counters_dir / f"rank-{rank}.counters"
+
+
+def restore(source: str, packed: bool, settings: dict[str, Any], run_dir: str) -> Run:
+    from moet.engine.vllm.activate import activate
+
+    activate()
+    return Run(source, packed, MoetConfig(**settings), run_dir)
+
+
+def of(config: Any) -> Run | None:
+    """The run of a VllmConfig; None if moet is off there."""
+    run = getattr(config, "additional_config", None)
+    return run if isinstance(run, Run) else None
+
+
+_made = 0
+
+
+def make_run_dir(settings: MoetConfig, launcher: int) -> str:
+    """The folder of the next run of process `launcher`; the same name in each process that asks on its behalf (several API servers)."""
+    global _made
+    if settings.run_dir:
+        Path(settings.run_dir).mkdir(parents=True, exist_ok=True)
+        return settings.run_dir
+    remove_stale()
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}{launcher}-{_made}"
+    _made += 1
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise EngineError(f"{path}: expected a folder of this user, found one of user {path.stat().st_uid}; set moet.run_dir")
+    return str(path)
+
+
+def remove_stale() -> None:
+    """Removes run folders of processes that are gone (killed, so they could not do it)."""
+    for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        launcher = path.name.removeprefix(PREFIX).split("-")[0]
+        if launcher.isdecimal() and not Path(f"/proc/{launcher}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def moet_values(additional: Any) -> dict[str, Any] | None:
+    """The "moet" part of --additional-config, or None. Raises EngineError if it is not an object, or not alone."""
+    if not isinstance(additional, dict) or "moet" not in additional:
+        return None
+    values, others = additional["moet"], sorted(set(additional) - {"moet"})
+    if not isinstance(values, dict):
+        raise EngineError(f"--additional-config moet: expected an object of settings, found {json.dumps(values)}")
+    if others:
+        raise EngineError(f"--additional-config: expected moet alone, found {', '.join(others)} too; vLLM would not see those")
+    return values
