@@ -1,6 +1,6 @@
 """A Hugging Face checkpoint folder as a stream of native experts, and the names of everything else."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,16 @@ class Checkpoint:
                 if router not in self._dense:
                     raise CheckpointError(f"{self.root}: expected the router of layer {names.layer.index}, {router}, found none")
                 return
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors, as the index has them."""
+        return self._shard_of.keys()
+
+    @property
+    def dense_shards(self) -> tuple[str, ...]:
+        """Shards that hold tensors which are no routed experts; no header is read for it."""
+        return tuple(sorted({self._shard_of[name] for name in self._dense}))
 
     def shard_of(self, name: str) -> str:
         """File name of the shard that holds a tensor. Raises CheckpointError if no shard does."""

@@ -5,7 +5,7 @@ import os
 
 from blake3 import blake3
 
-from moet.checkpoint.reader import Checkpoint
+from moet.checkpoint import Checkpoint
 from moet.errors import CheckpointError
 from moet.pack.durable import TempFile
 from moet.pack.fingerprint import TensorDigest

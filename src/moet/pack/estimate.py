@@ -1,10 +1,14 @@
 """How large a pack will be and how much of the work is done, before it is made."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
-from moet.checkpoint.reader import Checkpoint
+from moet.checkpoint import Checkpoint
+from moet.layout import RowGeometry
+from moet.models import MoeLayer
 from moet.pack.journal import Journal
-from moet.pack.layerwriter import Geometries
+from moet.pack.modelfiles import INDEX
 from moet.pack.rowfile import ALIGN
 from moet.pack.space import Need
 
@@ -21,8 +25,8 @@ class Plan:
 def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool) -> Plan:
     """`exact`: all shards are there. Otherwise all layers are taken to be like the first one that is not finished, and the dense tensors are what the
     index's total size leaves after the experts."""
-    base = native_bytes = experts = present = done = 0
-    like: Geometries | None = None
+    base = native_bytes = experts = done = 0
+    like: MoeLayer | None = None
     for layer in checkpoint.spec.layers:
         if entry := journal.layers.get(str(layer.index)):
             base += entry.layer.base.bytes
@@ -31,14 +35,27 @@ def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool) ->
             done += entry.source_bytes
             continue
         if like is None or exact:
-            like = Geometries.of(checkpoint.expert(layer.index, 0))
-        base += ALIGN + layer.experts * like.base.row_bytes
-        native_bytes += (ALIGN + layer.experts * like.native.row_bytes) * native
-        experts += layer.experts * like.source_bytes
+            like = layer
+        base += _file_bytes(checkpoint, layer, like, "sym2")
+        if native:
+            native_bytes += _file_bytes(checkpoint, layer, like, checkpoint.native_format(like.index))
+        experts += layer.experts * checkpoint.expert_bytes(like.index)
     present = sum(f.bytes for e in journal.layers.values() for f in (e.layer.base, e.layer.native) if f)
     dense_done = sum(e.digest.bytes for e in journal.dense.values())
     if exact:
-        dense = sum(checkpoint.tensor_info(name).nbytes for shard in checkpoint.shards for name in checkpoint.dense_names(shard))
+        dense = sum(checkpoint.tensor_info(name).nbytes for shard in checkpoint.dense_shards for name in checkpoint.dense_names(shard))
     else:
-        dense = max(dense_done, checkpoint.total_size - experts)
+        dense = max(dense_done, _total_size(checkpoint.root) - experts)
     return Plan(Need(base, native_bytes, dense, present + dense_done), experts + dense, done + dense_done)
+
+
+def _file_bytes(checkpoint: Checkpoint, layer: MoeLayer, like: MoeLayer, format: str) -> int:
+    return ALIGN + layer.experts * RowGeometry(format, checkpoint.spec.hidden, layer.inter, checkpoint.biased(like.index)).row_bytes
+
+
+def _total_size(root: Path) -> int:
+    """What the index says about the size of all tensors; 0 if it says nothing."""
+    try:
+        return int(json.loads((root / INDEX).read_text())["metadata"]["total_size"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return 0

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from moet.checkpoint.reader import Checkpoint
-from moet.checkpoint.weights import ExpertWeights
+from moet.checkpoint import Checkpoint, ExpertWeights
 from moet.errors import CheckpointError
 from moet.layout import RowGeometry, crc32c, pack_row
 from moet.models import MoeLayer
@@ -36,11 +35,6 @@ class Geometries:
     base: RowGeometry
     native: RowGeometry
     scale_dtype: str
-
-    @property
-    def source_bytes(self) -> int:
-        """An expert in the source, near enough for progress and estimates: its native row, which adds only padding."""
-        return self.native.row_bytes
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "Geometries":
@@ -88,10 +82,9 @@ class RowEncoder:
         return getattr(self._local, name)
 
 
-def workers_that_fit(workers: int, g: Geometries, native: bool) -> int:
-    """At most `workers`, at least one, so that experts in work stay within WORKING_SET."""
-    each = g.native.row_bytes * (2 if native else 1) + g.base.row_bytes
-    return max(1, min(workers, WORKING_SET // each))
+def workers_that_fit(workers: int, expert_bytes: int) -> int:
+    """At most `workers`, at least one, so that experts in work stay within WORKING_SET: each is there as read, as native row and as base row."""
+    return max(1, min(workers, WORKING_SET // (3 * expert_bytes)))
 
 
 def write_layer(
@@ -137,7 +130,7 @@ def write_layer(
         row_file("native", g.native, tuple(d.native for d in done)) if native else None,
         layer_report,
     )  # fmt: skip
-    return LayerEntry(entry, sums, done[0].source, layer.experts * g.source_bytes)
+    return LayerEntry(entry, sums, done[0].source, layer.experts * checkpoint.expert_bytes(layer.index))
 
 
 def _in_order(futures: list[Future[Encoded]], advance: Callable[[], None]) -> list[Encoded]:

@@ -153,11 +153,11 @@ def decode(data: bytes, path: Path | str = NAME) -> Manifest:
     """Raises PackError: not JSON, another format version (named, with the way out), or not the canonical bytes (damaged)."""
     again = "`moet verify PACK --repair SRC` rewrites it"
     try:
-        version = msgspec.json.decode(data, type=_Version).moet
+        version = version_of(data)
     except msgspec.DecodeError as e:
         raise PackError(f"{path}: expected a moet.json, found damaged JSON ({e}); {again}") from None
     if version != FORMAT_VERSION:
-        way = "a newer moet reads it" if version > FORMAT_VERSION else "pack the checkpoint again with this moet"
+        way = "a newer moet reads it" if isinstance(version, int) and version > FORMAT_VERSION else "pack the checkpoint again with this moet"
         raise PackError(f"{path}: expected pack format {FORMAT_VERSION}, found format {version}; {way}")
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -166,6 +166,11 @@ def decode(data: bytes, path: Path | str = NAME) -> Manifest:
     if encode(manifest) != data:
         raise PackError(f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, found a file that was changed; {again}")
     return manifest
+
+
+def version_of(data: bytes) -> Any:
+    """What `moet` says in a moet.json of any version. Raises msgspec.DecodeError if it is no JSON object."""
+    return msgspec.json.decode(data, type=_Version).moet
 
 
 def read(root: Path) -> Manifest:

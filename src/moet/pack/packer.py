@@ -7,14 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from moet.checkpoint.reader import Checkpoint
-from moet.checkpoint.source import ShardSource
+from moet.checkpoint import Checkpoint, ShardSource
 from moet.errors import CheckpointError, PackError
 from moet.models import MoeLayer
 from moet.pack import dense, durable, estimate, fingerprint, journal as journals, lock, manifest as manifests, modelfiles, report, space
 from moet.pack.durable import TempFile, explained
 from moet.pack.journal import Journal, Settings
-from moet.pack.layerwriter import Geometries, workers_that_fit, write_layer
+from moet.pack.layerwriter import workers_that_fit, write_layer
 from moet.pack.manifest import ActivationInfo, Codebook, FileDigest, Manifest, Source
 from moet.pack.progress import Progress
 
@@ -80,6 +79,9 @@ class _Run:
             self._dense(shard)
             self._release(shard)
         manifest = self._finish()
+        if self.consume:
+            for shard in self.checkpoint.shards:
+                self.checkpoint.release(shard)
         lock.remove(self.dst)
         return Outcome(manifest, time.monotonic() - self.started, self.packed, resumed)
 
@@ -125,7 +127,7 @@ class _Run:
         return all(ready(shard) for shard in self.checkpoint.shards)
 
     def _dense_file_names(self) -> dict[str, str]:
-        shards = [shard for shard in self.checkpoint.shards if self.checkpoint.dense_names(shard)]
+        shards = self.checkpoint.dense_shards
         return {shard: dense.file_name(i, len(shards)) for i, shard in enumerate(shards, 1)}
 
     def _preflight(self) -> None:
@@ -150,11 +152,9 @@ class _Run:
         for shard in shards:
             self._dense(shard)
         self.progress.stage(f"layer {layer.index}")
-        g = Geometries.of(self.checkpoint.expert(layer.index, 0))
-        with explained(self.dst, f"layer {layer.index}"), ThreadPoolExecutor(workers_that_fit(self.workers, g, self.native)) as pool:
-            entry = write_layer(
-                self.checkpoint, layer, self.dst, native=self.native, pool=pool, advance=lambda: self._advance(g.native.row_bytes)
-            )  # fmt: skip
+        size = self.checkpoint.expert_bytes(layer.index)
+        with explained(self.dst, f"layer {layer.index}"), ThreadPoolExecutor(workers_that_fit(self.workers, size)) as pool:
+            entry = write_layer(self.checkpoint, layer, self.dst, native=self.native, pool=pool, advance=lambda: self._advance(size))
             self.journal = self.journal.with_layer(entry)
             journals.write(self.dst, self.journal)
         report.refuse_bias(self.journal.layers.values())
@@ -176,7 +176,8 @@ class _Run:
 
     def _release(self, shard: str) -> None:
         """Lets a shard go once nothing is left to take from it. Everything taken is fsynced by then."""
-        if not self.consume or (shard in self.dense_names and shard not in self.journal.dense):
+        has_index = (self.source.root / modelfiles.INDEX).exists()  # without it a rerun needs the shard's header to know the names
+        if not self.consume or not has_index or (shard in self.dense_names and shard not in self.journal.dense):
             return
         for layer in self.checkpoint.spec.layers:
             if str(layer.index) not in self.journal.layers and shard in self.checkpoint.layer_shards(layer.index):
@@ -192,8 +193,6 @@ class _Run:
     def _finish(self) -> Manifest:
         """Small files, index, and moet.json last."""
         self.progress.stage("finishing")
-        if not self.consume:
-            self.checkpoint.check()
         spec = self.checkpoint.spec
         small = self._small_files()
         entries = [self.journal.layers[str(layer.index)] for layer in spec.layers]
