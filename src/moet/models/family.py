@@ -53,7 +53,7 @@ class ModelFamily:
     dense       what names of tensors that are no routed experts may start with; "{layer}" and "{mtp}" stand for a number the model has
     text        key of the nested text config ("" if there is none)
     has_experts says which layers have routed experts
-    The remaining fields are config keys; mtp_count: number of MTP layers, mtp_width: their number of experts if the config has that key.
+    The remaining fields are config keys (count: the first one that the config has); mtp_count: number of MTP layers, mtp_width: their number of experts if the config has that key.
     """
 
     architectures: tuple[str, ...]
@@ -67,7 +67,7 @@ class ModelFamily:
     hidden: str = "hidden_size"
     layers: str = "num_hidden_layers"
     top_k: str = "num_experts_per_tok"
-    count: str = "n_routed_experts"
+    count: tuple[str, ...] = ("n_routed_experts",)
     inter: str = "moe_intermediate_size"
     mtp_count: str = ""
     mtp_width: str = ""

@@ -8,7 +8,7 @@ GPT_OSS = ModelFamily(
     router="mlp.router.weight",
     dense=("model.layers.{layer}.", "model.embed_tokens.", "model.norm.", "lm_head."),
     projections=Projections("gate_proj", "up_proj", "down_proj", fused="gate_up_proj", interleaved=True, transposed=True),
-    count="num_local_experts",
+    count=("num_local_experts",),
     inter="intermediate_size",
     activation=ActivationRule(kind="swiglu_oai", limit_key="swiglu_limit", default_limit=7.0),
 )

@@ -8,6 +8,6 @@ MIXTRAL = ModelFamily(
     router="block_sparse_moe.gate.weight",
     dense=("model.layers.{layer}.", "model.embed_tokens.", "model.norm.", "lm_head."),
     projections=W1_W3_W2,
-    count="num_local_experts",
+    count=("num_local_experts",),
     inter="intermediate_size",
 )

@@ -7,6 +7,6 @@ OLMOE = ModelFamily(
     experts=("model.layers.{layer}.mlp.experts.",),
     router="mlp.gate.weight",
     dense=("model.layers.{layer}.", "model.embed_tokens.", "model.norm.", "lm_head."),
-    count="num_experts",
+    count=("num_experts", "num_local_experts"),
     inter="intermediate_size",
 )

@@ -1,4 +1,4 @@
-"""Qwen3-MoE (30B-A3B, 235B-A22B, Coder)."""
+"""Qwen3-MoE (30B-A3B, 235B-A22B, Coder). transformers 5 renames `num_experts` to `num_local_experts` when it saves."""
 
 from moet.models.family import ModelFamily
 from moet.models.rules import every_step
@@ -9,5 +9,5 @@ QWEN3_MOE = ModelFamily(
     router="mlp.gate.weight",
     dense=("model.layers.{layer}.", "model.embed_tokens.", "model.norm.", "lm_head."),
     has_experts=every_step,
-    count="num_experts",
+    count=("num_experts", "num_local_experts"),
 )

@@ -51,7 +51,8 @@ def spec_of(config: dict[str, Any], names: Collection[str] = ()) -> ModelSpec:
     """
     architecture, family = family_of(config)
     text = text_config(config, family)
-    count = _positive(text, family.count, architecture)
+    count_key = next((key for key in family.count if text.get(key) is not None), family.count[0])
+    count = _positive(text, count_key, architecture)
     inter = _positive(text, family.inter, architecture)
     num_layers = _positive(text, family.layers, architecture)
     pattern = _spelling(family.experts, names)
@@ -70,7 +71,7 @@ def spec_of(config: dict[str, Any], names: Collection[str] = ()) -> ModelSpec:
         raise CheckpointError(f"config.json of {architecture}: expected layers with routed experts, found none in {num_layers} layers")
     top_k = _positive(text, family.top_k, architecture)
     if top_k > count:
-        raise CheckpointError(f"config.json, {family.top_k}: expected at most {family.count} = {count}, found {top_k}")
+        raise CheckpointError(f"config.json, {family.top_k}: expected at most {count_key} = {count}, found {top_k}")
     return ModelSpec(
         architecture=architecture,
         hidden=_positive(text, family.hidden, architecture),
