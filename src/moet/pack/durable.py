@@ -56,6 +56,14 @@ def _sync_file_range():
     return function
 
 
+def pwrite_all(fd: int, data, offset: int) -> None:
+    """All of `data` (contiguous) at `offset`: one pwrite may write less than it was given."""
+    view = memoryview(data).cast("B")
+    while view.nbytes:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
 class TempFile:
     """A file under construction. `commit` makes it appear under its name; leaving the `with` block without that removes it."""
 
@@ -66,10 +74,7 @@ class TempFile:
 
     def write(self, data, offset: int) -> None:
         """All of `data` at `offset`."""
-        view = memoryview(data).cast("B")
-        while view.nbytes:
-            done = os.pwrite(self.fd, view, offset)
-            view, offset = view[done:], offset + done
+        pwrite_all(self.fd, data, offset)
 
     def commit(self) -> None:
         os.fsync(self.fd)

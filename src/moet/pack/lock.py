@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,9 @@ def remove(root: Path) -> None:
     """Removes the work folder of a finished pack; call it while holding the lock."""
     folder = work_dir(root)
     for path in folder.iterdir():
-        if path.name != "lock":
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
             path.unlink()
     (folder / "lock").unlink(missing_ok=True)
     folder.rmdir()

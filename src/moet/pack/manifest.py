@@ -1,5 +1,6 @@
 """moet.json: what is in a pack and the digest of every byte of it. Written in one canonical form, so that any changed byte shows."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def decode(data: bytes, path: Path | str = NAME) -> Manifest:
         version = version_of(data)
     except msgspec.DecodeError as e:
         raise PackError(f"{path}: expected a moet.json, found damaged JSON ({e}); {again}") from None
-    if version != FORMAT_VERSION:
+    if version != FORMAT_VERSION and not is_damaged_version(data):
         way = "a newer moet reads it" if isinstance(version, int) and version > FORMAT_VERSION else "pack the checkpoint again with this moet"
         raise PackError(f"{path}: expected pack format {FORMAT_VERSION}, found format {version}; {way}")
     try:
@@ -166,6 +167,15 @@ def decode(data: bytes, path: Path | str = NAME) -> Manifest:
     if encode(manifest) != data:
         raise PackError(f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, found a file that was changed; {again}")
     return manifest
+
+
+def is_damaged_version(data: bytes) -> bool:
+    """Whether this is a moet.json of this version in which only the version's own digits were changed: damage, not another format."""
+    mended = re.sub(rb'^\{"moet":[^,]*,', b'{"moet":%d,' % FORMAT_VERSION, data, count=1)
+    try:
+        return mended != data and encode(msgspec.json.decode(mended, type=Manifest)) == mended
+    except msgspec.DecodeError:
+        return False
 
 
 def version_of(data: bytes) -> Any:

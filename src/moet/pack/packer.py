@@ -45,6 +45,11 @@ def pack(
         return _Run(source, dst, native, consume, workers or len(os.sched_getaffinity(0)), progress or Progress()).run()
 
 
+def rebuild(source: ShardSource, dst: Path, *, native: bool, workers: int, progress: Progress) -> Outcome:
+    """Makes a pack whose moet.json is lost again, file by file over the old ones. The caller holds the lock."""
+    return _Run(source, dst, native, False, workers, progress).run(over=True)
+
+
 class _Run:
     def __init__(self, source: ShardSource, dst: Path, native: bool, consume: bool, workers: int, progress: Progress) -> None:
         self.source, self.dst, self.native, self.consume, self.workers, self.progress = source, dst, native, consume, workers, progress
@@ -55,14 +60,16 @@ class _Run:
         names = fingerprint.names(self.checkpoint.config, self.checkpoint.names)
         self.settings = Settings(manifests.FORMAT_VERSION, names, native)
 
-    def run(self) -> Outcome:
-        if (self.dst / manifests.NAME).exists():
+    def run(self, over: bool = False) -> Outcome:
+        """over: what is in the folder is the same pack, and is replaced."""
+        if not over and (self.dst / manifests.NAME).exists():
             found = manifests.read(self.dst)
             has_native = any(layer.native for layer in found.layers)
             journals.refuse_other(self.dst, Settings(found.moet, found.names, has_native), self.settings)
             lock.remove(self.dst)
             return Outcome(found, time.monotonic() - self.started, 0, True, was_finished=True)
-        self._refuse_other_contents()
+        if not over:
+            self._refuse_other_contents()
         self.journal = journals.load(self.dst, self.settings)
         resumed = bool(self.journal.layers or self.journal.dense)
         with explained(self.dst, "the journal"):
@@ -72,7 +79,7 @@ class _Run:
             self.checkpoint.check()
         self._refuse_other_source()
         self.dense_names = self._dense_file_names()
-        self._preflight()
+        self._preflight(sum(p.stat().st_size for p in self.dst.rglob("*.safetensors")) if over else 0)
         for layer in self.checkpoint.spec.layers:
             self._layer(layer)
         for shard in self.checkpoint.shards:
@@ -130,9 +137,9 @@ class _Run:
         shards = self.checkpoint.dense_shards
         return {shard: dense.file_name(i, len(shards)) for i, shard in enumerate(shards, 1)}
 
-    def _preflight(self) -> None:
+    def _preflight(self, replaced: int) -> None:
         plan = estimate.plan(self.checkpoint, self.journal, self.native, exact=self._all_there())
-        space.check(self.dst, plan.need, self._freed(plan.need.base + plan.need.native))
+        space.check(self.dst, plan.need, replaced + self._freed(plan.need.base + plan.need.native))
         self.progress.start(plan.source_total, plan.source_done)
 
     def _freed(self, written: int) -> int:

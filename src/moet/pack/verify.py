@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -26,13 +27,16 @@ Task = Callable[[], tuple[list[Fault], int]]
 
 
 def verify(root: Path, *, workers: int | None = None, progress: Progress | None = None) -> Verdict:
-    """Checks all digests, headers, row checksums, and that nothing is missing. Raises PackError only if there is no pack of this format at all."""
+    """Checks all digests, headers, row checksums, and that nothing is missing. Raises PackError only if there is no pack of this format at all, or an unfinished one."""
     started = time.monotonic()
     root, progress = Path(root), progress or Progress()
     try:
         manifest = manifests.read(root)
     except PackError as e:
-        if not (root / manifests.NAME).exists() or _other_version(root):
+        lost = not (root / manifests.NAME).exists()
+        if lost and not (any(root.glob("experts/base-*.safetensors")) and not durable.work_dir(root).exists()):
+            raise
+        if not lost and _other_version(root):
             raise
         return Verdict((Fault("manifest", manifests.NAME, str(e)),), (), 0, time.monotonic() - started)
     faults: list[Fault] = []
@@ -139,8 +143,11 @@ def _unknown(root: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _other_version(root: Path) -> bool:
-    version = manifests.version_of((root / manifests.NAME).read_bytes())
-    return isinstance(version, int) and version != manifests.FORMAT_VERSION
+    data = (root / manifests.NAME).read_bytes()
+    try:
+        return manifests.version_of(data) != manifests.FORMAT_VERSION and not manifests.is_damaged_version(data)
+    except msgspec.DecodeError:
+        return False
 
 
 _local = threading.local()

@@ -1,0 +1,119 @@
+"""`moet pack SRC DST`: progress while it runs, a short report at the end."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from moet.checkpoint import ShardSource
+from moet.errors import CheckpointError
+from moet.pack.progress import Progress
+
+
+class BarProgress(Progress):
+    """Draws a bar with rate and time left; on a stream that is no terminal, nothing but the stages' names."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn(compact=True))
+        self.bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("opening", total=None)
+        self.said = ""
+
+    def start(self, total: int, done: int) -> None:
+        self.bar.reset(self.task, total=total, completed=done)
+
+    def advance(self, count: int) -> None:
+        self.bar.advance(self.task, count)
+
+    def stage(self, text: str) -> None:
+        self.bar.update(self.task, description=text)
+        if not self.console.is_terminal and text.split(";")[0] != self.said:
+            self.said = text.split(";")[0]
+            self.console.print(f"moet: {self.said}", markup=False, highlight=False)
+
+    def __enter__(self) -> "BarProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.stop()
+
+
+def open_source(src: str, dst: Path, *, consume: bool, wait: float, revision: str | None, progress: Progress) -> ShardSource:
+    """A folder, complete or growing, or a Hub id ORG/NAME. Raises CheckpointError if it is neither."""
+    from moet.checkpoint.sources_remote import GrowingSource, HubSource, is_hub_id
+
+    if Path(src).is_dir():
+        return GrowingSource(Path(src), patience=wait, consume=consume, waiting=progress.stage)
+    if is_hub_id(src):
+        store = dst / ".moet" / "download" if consume else None
+        return HubSource(src, revision=revision, store=store, consume=consume, waiting=progress.stage)
+    raise CheckpointError(f"{src}: expected a checkpoint folder or a Hub id ORG/NAME, found {'a file' if Path(src).exists() else 'neither'}")
+
+
+def pack(
+    src: Annotated[str, typer.Argument(help="checkpoint folder (complete, or still being downloaded) or Hub id ORG/NAME")],
+    dst: Annotated[Path, typer.Argument(help="folder of the pack; an unfinished pack is continued")],
+    native: Annotated[bool, typer.Option(help="also keep the checkpoint's own experts, bit for bit, as rows")] = True,
+    consume: Annotated[bool, typer.Option(help="delete each shard once everything from it is on disk; a local SRC is then gone")] = False,
+    workers: Annotated[int, typer.Option(help="experts in work at a time; 0: one a core", min=0)] = 0,
+    wait: Annotated[float, typer.Option(help="seconds without any progress of a download before a missing shard is an error", min=0)] = 120.0,
+    revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a Hub id")] = None,
+    json_report: Annotated[bool, typer.Option("--json", help="print the report as JSON on standard output")] = False,
+) -> None:
+    """Makes a pack, a model folder with 2-bit experts, from a checkpoint. Stopped at any point, the same command goes on."""
+    from moet.pack.packer import pack as run
+
+    console = Console(stderr=True, soft_wrap=True)
+    with BarProgress(console) as progress:
+        source = open_source(src, dst, consume=consume, wait=wait, revision=revision, progress=progress)
+        outcome = run(source, dst, native=native, consume=consume, workers=workers or None, progress=progress)
+    if json_report:
+        print(json.dumps(report_dict(outcome, dst), indent=1))
+    else:
+        print_report(outcome, dst, Console(soft_wrap=True))
+
+
+def report_dict(outcome, dst: Path) -> dict:
+    """The report that moet.json has, with what only this run knows: where, how long, whether it continued another."""
+    import msgspec
+
+    m = outcome.manifest
+    return {
+        "pack": str(dst), "fingerprint": m.fingerprint, "architecture": m.source.architecture, "layers": len(m.layers),
+        "report": msgspec.to_builtins(m.report), "bytes": pack_bytes(m), "seconds": round(outcome.seconds, 3),
+        "source_bytes": outcome.packed_bytes, "resumed": outcome.resumed, "was_finished": outcome.was_finished,
+    }  # fmt: skip
+
+
+def pack_bytes(manifest) -> int:
+    rows = sum(f.bytes for layer in manifest.layers for f in (layer.base, layer.native) if f)
+    return rows + sum(f.bytes for f in manifest.files.values())
+
+
+def print_report(outcome, dst: Path, console: Console) -> None:
+    from moet.pack.report import worst
+    from moet.pack.space import gib
+
+    m, r = outcome.manifest, outcome.manifest.report
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("projection", "relative RMS error", "sign bias", "mean |bias| of a matrix"):
+        table.add_column(column, justify="left" if column == "projection" else "right")
+    for name in ("gate", "up", "down"):
+        p = getattr(r, name)
+        table.add_row(name, f"{p.error:.4f}", f"{p.bias:+.6f}", f"{p.mean_abs_bias:.6f}")
+    console.print(table)
+    error, where = worst(m.layers)
+    native = f", native {r.native_bits:.3f} bits a weight ({gib(r.native_bytes)})" if r.native_bytes else ", no native rows"
+    console.print(f"largest error {error:.4f}: {where}", highlight=False)
+    console.print(f"base {r.base_bits:.3f} bits a weight ({gib(r.base_bytes)}){native}, dense {gib(r.dense_bytes)}", highlight=False)
+    speed = f", {outcome.packed_bytes / max(outcome.seconds, 1e-9) / 1e9:.2f} GB/s of source" if outcome.packed_bytes else ""
+    did = "was finished already" if outcome.was_finished else f"{'continued and ' if outcome.resumed else ''}finished in {outcome.seconds:.1f} s{speed}"
+    console.print(f"{dst}: {gib(pack_bytes(m))}, {len(m.layers)} MoE layers, {did}", highlight=False, markup=False)
+    console.print(f"fingerprint {m.fingerprint}", highlight=False)
