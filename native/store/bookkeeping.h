@@ -27,6 +27,16 @@ inline int32_t default_staging(int32_t slots, int64_t rows) {
   return quarter < 2 ? 2 : quarter > 32 ? 32 : quarter;
 }
 
+// -1 for the defaults. staging is cut so that both kinds of slot exist where not every row has one.
+inline Policy make_policy(int32_t slots, int64_t rows, int32_t staging, int32_t hysteresis, int64_t age_every) {
+  Policy p;
+  p.slots = slots;
+  p.staging = slots >= rows ? 0 : staging < 0 ? default_staging(slots, rows) : staging < 1 ? 1 : staging >= slots ? slots - 1 : staging;
+  p.hysteresis = hysteresis < 0 ? kDefaultHysteresis : static_cast<uint32_t>(hysteresis);
+  p.age_every = age_every < 1 ? kAgeTouchesPerRow * rows : age_every;
+  return p;
+}
+
 struct Step {              // one row of the layer in flight, in the order in which rows are handed out
   int32_t row = -1;        // within the class
   int32_t slot = -1;       // within the class
@@ -48,6 +58,7 @@ class Bookkeeping {
   // Gives the row that slot for good: it is never a victim. Only for classes whose rows all have a slot.
   void pin(int32_t row, int32_t slot);
 
+  int32_t slots() const { return policy_.slots; }
   int32_t slot_of(int32_t row) const { return slot_of_[row]; }
   int32_t row_of(int32_t slot) const { return row_of_[slot]; }
   bool staged(int32_t slot) const { return links_[slot].staged; }

@@ -32,11 +32,7 @@ Store::Store(const std::vector<LayerSource>& layers, const PagerOptions& options
       first_row_[layer] = row;
       row += layers_[layer].experts;
     }
-    Policy policy;
-    policy.slots = k.slots;
-    policy.staging = k.slots >= k.rows ? 0 : options.staging_slots >= 0 ? std::clamp(options.staging_slots, 1, k.slots - 1) : default_staging(k.slots, k.rows);
-    policy.hysteresis = options.hysteresis >= 0 ? static_cast<uint32_t>(options.hysteresis) : kDefaultHysteresis;
-    policy.age_every = options.age_every > 0 ? options.age_every : kAgeTouchesPerRow * k.rows;
+    const Policy policy = make_policy(k.slots, k.rows, options.staging_slots, options.hysteresis, options.age_every);
     books_.emplace_back(k.rows, policy);
     slots += k.slots;
     add(counters_->rows_total, static_cast<uint64_t>(k.rows));
