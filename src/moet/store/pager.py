@@ -117,10 +117,11 @@ class Pager:
 
     def put(self, layer: int, expert: int, row: np.ndarray) -> None:
         """Copies a row, uint8 [row_bytes], of a layer without a file into its slot, for good. Different rows may be put by different threads."""
+        position = self.position(layer)
         expected = self.layers[layer].geometry.row_bytes
         if row.dtype != np.uint8 or row.shape != (expected,) or not row.flags.c_contiguous:
             raise StoreError(f"layer {layer}, expert {expert}: expected a contiguous uint8 row of {expected} bytes, found {row.dtype} {row.shape}")
-        self._call("put", self.position(layer), expert, row.ctypes.data)
+        self._call("put", position, expert, row.ctypes.data)
 
     def rows(self, layer: int, experts: Sequence[int], scan: bool = False) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """Pages one layer in: yields (expert, w13, w2, extras), views of arena memory as uint8, each void once the next one is asked for.
@@ -128,10 +129,11 @@ class Pager:
         experts: distinct, ascending. What comes first is what was there first. Raises StoreError for a row that cannot be read.
         The kernels do the same without Python.
         """
+        position = self.position(layer)
         lengths = [length for _, length in self.layers[layer].geometry.slice(self.rank, self.world).segments]
         ids = (_i32 * len(experts))(*experts)
         found, views, given = (_i32 * len(experts))(), (ctypes.c_void_p * (3 * len(experts)))(), _i32()
-        self._call("begin", self.position(layer), ids, len(experts), scan)
+        self._call("begin", position, ids, len(experts), scan)
         try:
             while True:
                 self._call("take", found, views, len(experts), ctypes.byref(given))
