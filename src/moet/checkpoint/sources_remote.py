@@ -74,7 +74,7 @@ class GrowingSource(LocalSource):
             if idle >= self.patience:
                 unfinished = self._unfinished()
                 raise CheckpointError(
-                    f"{path}: expected a complete file, but {problem}. Nothing in {self.root} has changed for {min(idle, 1e6):.0f} s"
+                    f"{path}: expected a complete file, but {problem}. Nothing in {self.root} has changed for {idle:.0f} s"
                     + (f" ({len(unfinished)} unfinished downloads there, e.g. {unfinished[0]})" if unfinished else "")
                     + ". Start the download again (it goes on where it stopped), then pack again"
                 )
@@ -84,24 +84,25 @@ class GrowingSource(LocalSource):
             if now != seen:
                 seen, changed = now, max(newest, time.time())
 
+    def _folders(self) -> list[Path]:
+        return [f for f in (self.root, self.root / ".cache" / "huggingface" / "download") if f.is_dir()]
+
     def _files(self) -> list[Path]:
-        inside = self.root / ".cache" / "huggingface" / "download"
-        return [p for folder in (self.root, inside) if folder.is_dir() for p in folder.iterdir() if p.is_file()]
+        return [p for folder in self._folders() for p in folder.iterdir() if p.is_file()]
 
     def _unfinished(self) -> list[str]:
         return sorted(p.name for p in self._files() if p.name.endswith(PARTIAL))
 
     def _snapshot(self) -> tuple[frozenset, float]:
         """(names and sizes, time of the newest change) of the folder and of huggingface_hub's folder of unfinished files."""
-        entries, newest = [], 0.0
+        entries, newest = [], max(folder.stat().st_mtime for folder in self._folders())
         for path in self._files():
             try:
                 stat = path.stat()
             except FileNotFoundError:
                 continue
             entries.append((path.name, stat.st_size, stat.st_mtime_ns))
-            if path.name.endswith((".safetensors", *PARTIAL)):
-                newest = max(newest, stat.st_mtime)
+            newest = max(newest, stat.st_mtime)
         return frozenset(entries), min(newest, time.time())
 
 
@@ -130,8 +131,11 @@ class HubSource:
         self.commit: str = info.sha
         self.names = sorted(s.rfilename for s in info.siblings or [])
         if pinned:
-            store.mkdir(parents=True, exist_ok=True)
-            pinned.write_text(self.commit)
+            try:
+                store.mkdir(parents=True, exist_ok=True)
+                pinned.write_text(self.commit)
+            except OSError as e:
+                raise CheckpointError(f"{store}: expected a folder to download to, found: {e.strerror}") from e
         for name in ("config.json", "model.safetensors.index.json"):
             if name in self.names:
                 self.root = self._get(name).parent

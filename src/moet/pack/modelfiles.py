@@ -80,5 +80,6 @@ def refuse_folders(src: Path, dst: Path) -> None:
         raise PackError(f"{src}: expected a checkpoint, found a pack (moet.json); there is nothing to pack")
     if a == b:
         raise PackError(f"{dst}: expected another folder than the source; the pack is a model folder of its own")
-    if a in b.parents or b in a.parents:
+    downloads = b / ".moet"  # where --consume keeps the shards of a Hub repository
+    if a in b.parents or (b in a.parents and downloads not in a.parents):
         raise PackError(f"{dst}: expected a folder outside {src} and not around it; one is inside the other")
