@@ -2,10 +2,11 @@
 
 import json
 import os
+from collections.abc import Iterator
 
 from blake3 import blake3
 
-from moet.checkpoint import Checkpoint
+from moet.checkpoint import Checkpoint, TensorInfo
 from moet.errors import CheckpointError
 from moet.pack.durable import TempFile
 from moet.pack.fingerprint import TensorDigest
@@ -37,17 +38,26 @@ def copy(checkpoint: Checkpoint, shard: str, name: str, out: TempFile) -> DenseF
     piece = bytearray(min(PIECE, max((i.nbytes for i in infos), default=1) or 1))
     for info in infos:
         one = blake3()
+        for part in _pieces(info, piece):
+            one.update(part)
+            whole.update(part)
+            out.write(part, position)
+            position += part.nbytes
+        digests.append(TensorDigest(info.name, info.dtype, tuple(info.shape), one.hexdigest()))
+    return DenseFile(name, FileDigest(position, whole.hexdigest()), tuple(digests))
+
+
+def _pieces(info: TensorInfo, buffer: bytearray) -> Iterator[memoryview]:
+    """The tensor's bytes, one bufferful at a time; each view is valid until the next."""
+    done = 0
+    try:
         with open(info.file, "rb", buffering=0) as file:
-            done = 0
             while done < info.nbytes:
-                view = memoryview(piece)[: min(len(piece), info.nbytes - done)]
+                view = memoryview(buffer)[: min(len(buffer), info.nbytes - done)]
                 got = os.preadv(file.fileno(), [view], info.offset + done)
                 if not got:
                     raise CheckpointError(f"{info.file}, tensor {info.name}: expected {info.nbytes} bytes, found {done}; the file is cut, fetch it again")
-                part = view[:got]
-                one.update(part)
-                whole.update(part)
-                out.write(part, position)
-                done, position = done + got, position + got
-        digests.append(TensorDigest(info.name, info.dtype, tuple(info.shape), one.hexdigest()))
-    return DenseFile(name, FileDigest(position, whole.hexdigest()), tuple(digests))
+                done += got
+                yield view[:got]
+    except OSError as e:
+        raise CheckpointError(f"{info.file}, tensor {info.name}: reading failed: {e.strerror}") from e
