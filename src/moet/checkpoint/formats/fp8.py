@@ -16,7 +16,7 @@ ROLES = ({"codes", "scale"},)
 DTYPES = {"codes": ("F8_E4M3",), "scale": (*FLOATS, "F8_E8M0")}
 
 BLOCKS = (32, 64, 128, 256, 512, 1024)
-"""Block sizes that are recognised. Two powers of two never give the same number of blocks unless that number is 1, so shapes decide."""
+"""Sizes of (square) blocks that are recognised. Two powers of two never give the same number of blocks unless that is 1: shapes decide."""
 
 
 def check(parts: Parts) -> str:
@@ -25,10 +25,10 @@ def check(parts: Parts) -> str:
     shape = _flat_shape(parts)
     if shape in ((parts.stored, 1), (parts.stored,)) and parts.stored > 1:
         return "fp8_row"
-    if shape and (len(shape) != 2 or None in (_block(parts.stored, shape[0]), _block(parts.cols, shape[1]))):
+    if shape and _block(parts, shape) is None:
         kind = "one for each 32 columns of a row (MXFP8)" if shape == (parts.stored, -(-parts.cols // 32)) else "of another kind"
         raise parts.pieces["scale"].wrong(
-            f"scales for {parts.stored} rows and {parts.cols} columns per block of {', '.join(map(str, BLOCKS))}, per row, or one",
+            f"scales for {parts.stored} rows and {parts.cols} columns per square block of {', '.join(map(str, BLOCKS))}, per row, or one",
             f"{list(parts.pieces['scale'].shape)}, {kind}",
         )
     cut = parts.select.step is not None or (parts.rows % GRANULE and parts.stored != parts.rows)
@@ -46,10 +46,11 @@ def build(parts: Parts, raw: Mapping[Span, np.ndarray]) -> Matrix:
     elif not shape:
         scales = np.full(scale_shape("fp8", parts.rows, parts.cols), values[0], np.float32)
     else:
-        rows = _granules(parts.stored, shape[0])
-        if parts.stored != parts.rows:   # fused: the cut is between granules (checked), even where it is not between blocks
-            rows = rows[slice(*(None if b is None else b // GRANULE for b in (parts.select.start, parts.select.stop)))]
-        scales = np.ascontiguousarray(values.reshape(shape)[np.ix_(rows, _granules(parts.cols, shape[1]))])
+        # The last block may be partial: 576 rows have 5 of 128. Where gate and up are fused the cut is between granules (checked), even if it
+        # is inside a block.
+        block = _block(parts, shape)
+        rows = np.arange(0, parts.stored, GRANULE)[slice(*(n and n // GRANULE for n in (parts.select.start, parts.select.stop)))]
+        scales = np.ascontiguousarray(values.reshape(shape)[np.ix_(rows // block, np.arange(0, parts.cols, GRANULE) // block)])
     codes = parts.bytes_of("codes", raw, parts.cols)
     return Matrix(kind, parts.rows, parts.cols, codes, scales, bias=parts.bias(raw), scale_dtype=parts.dtype("scale"))
 
@@ -62,10 +63,6 @@ def _flat_shape(parts: Parts) -> tuple[int, ...]:
     return (shape[0], shape[2]) if len(shape) == 4 and shape[1] == shape[3] == 1 else shape
 
 
-def _block(length: int, count: int) -> int | None:
-    return next((b for b in BLOCKS if -(-length // b) == count), length if count == 1 else None)
-
-
-def _granules(length: int, count: int) -> np.ndarray:
-    """Index of the block that holds each granule. The last block may be partial (576 rows have 5 of 128)."""
-    return np.arange(0, length, GRANULE) // _block(length, count)
+def _block(parts: Parts, shape: tuple[int, ...]) -> int | None:
+    """The block size that gives a scale of this shape, or None."""
+    return next((b for b in BLOCKS if (-(-parts.stored // b), -(-parts.cols // b)) == shape), None)

@@ -1,0 +1,229 @@
+"""Every model and every number format: experts are, in float64, exactly what the generator wrote."""
+
+import numpy as np
+import pytest
+
+from moet.checkpoint import Checkpoint, ExpertWeights, dequantize
+from moet.checkpoint.weights import scale_shape
+from tests import generators as g
+from tests.cpu.checkpoint_writer import Tiny, same
+from tests.generators.schemes import FORMATS, SCHEMES, Raw
+from tests.generators.truth import Truth
+
+MODELS = {
+    "v2": (g.write_deepseek_v2, {}),
+    "v3-fp8": (g.write_deepseek_v3, {"scheme": "fp8_block"}),
+    "v3-nvfp4": (g.write_deepseek_v3, {"scheme": "nvfp4_modelopt"}),
+    "v3-nvfp4-split": (g.write_deepseek_v3, {"scheme": "nvfp4_modelopt", "split_multipliers": True}),
+    "v32": (g.write_deepseek_v32, {}),
+    "v4-fp4": (g.write_deepseek_v4, {}),
+    "v4-base": (g.write_deepseek_v4, {"scheme": "fp8_block_v4"}),
+    "v4-nvfp4": (g.write_deepseek_v4, {"scheme": "nvfp4_modelopt"}),
+    "kimi-k2": (g.write_kimi_k2, {}),
+    "kimi-k25": (g.write_kimi_k25, {}),
+    "glm45": (g.write_glm4_moe, {}),
+    "glm52-nvfp4": (g.write_glm_moe_dsa, {}),
+    "glm52-fp8": (g.write_glm_moe_dsa, {"scheme": "fp8_block"}),
+    "qwen3": (g.write_qwen3_moe, {}),
+    "qwen3-fp8": (g.write_qwen3_moe, {"scheme": "fp8_block_bf16"}),
+    "gpt-oss": (g.write_gpt_oss, {}),
+    "gpt-oss-bf16": (g.write_gpt_oss, {"quantized": False}),
+    "mixtral": (g.write_mixtral, {}),
+    "minimax": (g.write_minimax_m2, {}),
+    "olmoe": (g.write_olmoe, {}),
+}
+
+
+def check_experts(checkpoint: Checkpoint, truth: Truth) -> None:
+    """All experts of all layers against the truth; each layer's format, shapes and dtypes against the contract."""
+    assert {(layer.index, e) for layer in checkpoint.spec.layers for e in range(layer.experts)} == set(truth.experts)
+    for layer in checkpoint.spec.layers:
+        assert checkpoint.native_format(layer.index) == truth.sites[layer.index].format
+        for expert in checkpoint.experts(layer.index):
+            expected = truth.experts[layer.index, expert.expert]
+            for name in ("gate", "up", "down"):
+                matrix = getattr(expert, name)
+                same(dequantize(matrix), getattr(expected, name))
+                bias = getattr(expected, f"{name}_bias")
+                assert (matrix.bias is None) == (bias is None)
+                assert bias is None or np.array_equal(matrix.bias, bias)
+                assert checkpoint.biased(layer.index) == (bias is not None)
+
+
+def stored_bytes(expert: ExpertWeights) -> int:
+    return sum(m.codes.nbytes for m in (expert.gate, expert.up, expert.down))
+
+
+@pytest.mark.parametrize("key", MODELS)
+def test_models(key, tmp_path):
+    write, options = MODELS[key]
+    truth = write(tmp_path / "c", **options)
+    with_check = Checkpoint.open(tmp_path / "c")
+    with_check.check()
+    check_experts(with_check, truth)
+
+
+SHAPES = [(64, 96), (96, 64), (160, 96), (320, 192), (576, 160), (720, 32)]
+
+
+@pytest.mark.parametrize(
+    "scheme, shape", [(s, n) for s in SCHEMES for n in SHAPES if not (s.startswith("mxfp4") and n[0] % 32)]
+)
+def test_formats_and_odd_sizes(scheme, shape, tmp_path):
+    """Partial FP8 blocks (576 = 4.5 x 128), one block or many, gate's shape square to nothing."""
+    hidden, inter = shape
+    truth = Tiny(scheme, hidden, inter).save(tmp_path / "c")
+    checkpoint = Checkpoint.open(tmp_path / "c")
+    check_experts(checkpoint, truth)
+    expert = checkpoint.expert(0, 2)
+    assert (expert.gate.rows, expert.gate.cols, expert.down.rows, expert.down.cols) == (inter, hidden, hidden, inter)
+    assert expert.gate.format == FORMATS[scheme]
+    if expert.gate.format != "bf16":
+        assert expert.down.scales.shape == scale_shape(expert.down.format, hidden, inter)
+        assert expert.down.scale_dtype
+
+
+def test_codes_are_the_files_own_bytes(tmp_path):
+    tiny = Tiny("mxfp4_v4")
+    tiny.save(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    expert = checkpoint.expert(0, 1)
+    for name, matrix in (("gate_proj", expert.gate), ("up_proj", expert.up), ("down_proj", expert.down)):
+        stored = tiny.tensors[tiny.name(1, f"{name}.weight")].data
+        assert matrix.codes.tobytes() == stored.tobytes() == checkpoint.read(tiny.name(1, f"{name}.weight")).tobytes()
+        assert matrix.codes.ctypes.data % 64 == 0
+        assert matrix.scales.tobytes() == tiny.tensors[tiny.name(1, f"{name}.scale")].data.tobytes()
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "nvfp4_modelopt", "fp8_block_bf16", "mxfp4_v4"])
+def test_expert_bytes_are_the_files(scheme, tmp_path):
+    tiny = Tiny(scheme)
+    tiny.save(tmp_path)
+    own = sum(t.data.nbytes for name, t in tiny.tensors.items() if ".experts.1." in name)
+    assert Checkpoint.open(tmp_path).expert_bytes(0) == own
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "F8_E8M0"])
+def test_scale_dtypes_widen_exactly(dtype, tmp_path):
+    """The same E4M3 codes with a scale of 2**-3 in each dtype mean the same numbers, byte for byte."""
+    tiny = Tiny("fp8_block")
+    bits = {"F32": np.float32(0.125), "BF16": np.uint16(0x3E00), "F16": np.float16(0.125), "F8_E8M0": np.uint8(124)}[dtype]
+    for e in range(3):
+        for p in ("gate_proj", "up_proj", "down_proj"):
+            name = tiny.name(e, f"{p}.weight_scale_inv")
+            tiny.tensors[name] = Raw(dtype, np.full(tiny.tensors[name].data.shape, bits))
+    tiny.save(tmp_path)
+    matrix = Checkpoint.open(tmp_path).expert(0, 0).gate
+    assert matrix.scale_dtype == dtype
+    assert (matrix.scales == np.float32(0.125)).all()
+
+
+def test_e8m0_scales_equal_u8_scales(tmp_path):
+    """A U8 scale is an exponent, not a factor. 0 is 2**-127, 254 is 2**127."""
+    values = {}
+    for dtype in ("F8_E8M0", "U8"):
+        tiny = Tiny("mxfp4_v4")
+        for name, tensor in list(tiny.tensors.items()):
+            if name.endswith(".scale"):
+                tiny.tensors[name] = Raw(dtype, tensor.data)
+        tiny.poke(tiny.name(0, "gate_proj.scale"), 0, 0)
+        tiny.poke(tiny.name(0, "gate_proj.scale"), 1, 127)
+        tiny.poke(tiny.name(0, "gate_proj.scale"), 2, 254)
+        tiny.save(tmp_path / dtype)
+        values[dtype] = dequantize(Checkpoint.open(tmp_path / dtype).expert(0, 0).gate)
+    same(values["U8"], values["F8_E8M0"])
+    assert abs(values["U8"][1, 0]) in 2.0**127 * np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def test_modelopt_and_compressed_tensors_spell_the_same_weights(tmp_path):
+    """One multiplier of 2**-9 as weight_scale_2 and as its reciprocal."""
+    a = Tiny("nvfp4_modelopt")
+    for name in list(a.tensors):
+        if name.endswith("weight_scale_2"):
+            a.tensors[name] = Raw("F32", np.array(2.0**-9, np.float32))
+    a.save(tmp_path / "modelopt")
+    b = Tiny("nvfp4_modelopt")
+    for name in list(b.tensors):
+        tensor = b.tensors.pop(name)
+        if name.endswith("weight_scale_2"):
+            tensor, name = Raw("F32", np.array([2.0**9], np.float32)), name.replace("weight_scale_2", "weight_global_scale")
+        elif ".experts." in name and name.endswith("_proj.weight"):
+            name = name.replace(".weight", ".weight_packed")
+        elif name.endswith("input_scale"):
+            tensor, name = Raw("F32", np.array([500], np.float32)), name.replace("input_scale", "input_global_scale")
+        b.tensors[name] = tensor
+    b.save(tmp_path / "compressed")
+    for x, y in zip(Checkpoint.open(tmp_path / "modelopt").experts(0), Checkpoint.open(tmp_path / "compressed").experts(0), strict=True):
+        assert x.gate.multiplier == y.gate.multiplier == 2.0**-9
+        for name in ("gate", "up", "down"):
+            same(dequantize(getattr(x, name)), dequantize(getattr(y, name)))
+
+
+def test_multiplier_counts_once_and_each_matrix_has_its_own(tmp_path):
+    tiny = Tiny("nvfp4_modelopt")
+    tiny.tensors[tiny.name(1, "gate_proj.weight_scale_2")] = Raw("F32", np.array([3], np.float32))
+    tiny.tensors[tiny.name(1, "up_proj.weight_scale_2")] = Raw("F32", np.array(12, np.float32))
+    tiny.save(tmp_path)
+    expert = Checkpoint.open(tmp_path).expert(0, 1)
+    assert (expert.gate.multiplier, expert.up.multiplier) == (3, 12)
+    one = Tiny("nvfp4_modelopt")
+    for p in ("gate_proj", "up_proj"):
+        one.tensors[one.name(1, f"{p}.weight_scale_2")] = Raw("F32", np.array(1, np.float32))
+    one.save(tmp_path / "one")
+    unit = Checkpoint.open(tmp_path / "one").expert(0, 1)
+    same(dequantize(expert.gate), 3 * dequantize(unit.gate))
+    same(dequantize(expert.up), 12 * dequantize(unit.up))
+
+
+def test_nvfp4_without_input_scale_is_weight_only(tmp_path):
+    tiny = Tiny("nvfp4_modelopt")
+    for name in [n for n in tiny.tensors if n.endswith("input_scale")]:
+        del tiny.tensors[name]
+    truth = tiny.save(tmp_path)
+    check_experts(Checkpoint.open(tmp_path), truth)
+
+
+def test_layers_may_have_different_formats(tmp_path):
+    truth = Tiny(("nvfp4_modelopt", "bf16", "fp8_block", "fp8_channel_compressed")).save(tmp_path, shards=3)
+    checkpoint = Checkpoint.open(tmp_path)
+    check_experts(checkpoint, truth)
+    assert [checkpoint.native_format(n) for n in range(4)] == ["nvfp4", "bf16", "fp8", "fp8_row"]
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "fp8_block", "fp8_channel_compressed", "fp8_tensor_modelopt", "nvfp4_modelopt", "mxfp4_compressed"])
+def test_fused_experts_equal_single_ones(scheme, tmp_path):
+    """[E, 2F, H] with gate above up: the same bytes cut out. F = 96 puts an FP8 block of 128 across the two, so its scale is shared there."""
+    single = Tiny(scheme, hidden=160, inter=128)
+    single.save(tmp_path / "single")
+    fused = Tiny(scheme, hidden=160, inter=128)
+    for suffix in {n.rsplit("_proj", 1)[1] for n in fused.tensors if ".experts." in n}:
+        take = lambda p: [fused.tensors.pop(fused.name(e, f"{p}_proj{suffix}")) for e in range(3)]  # noqa: E731
+        gate, up, down = take("gate"), take("up"), take("down")
+        if gate[0].data.ndim == 0 or gate[0].data.size == 1 and "scale_inv" not in suffix:
+            up = gate     # gate and up share a scalar
+            both = [t.data.reshape(()) for t in gate]
+        else:
+            both = [np.concatenate([a.data, b.data]) for a, b in zip(gate, up, strict=True)]
+        fused.tensors[f"model.layers.0.mlp.experts.gate_up_proj{suffix}"] = Raw(gate[0].dtype, np.stack(both))
+        fused.tensors[f"model.layers.0.mlp.experts.down_proj{suffix}"] = Raw(down[0].dtype, np.stack([t.data for t in down]))
+    fused.save(tmp_path / "fused")
+    a, b = Checkpoint.open(tmp_path / "single"), Checkpoint.open(tmp_path / "fused")
+    b.check()
+    assert a.native_format(0) == b.native_format(0)
+    for x, y in zip(a.experts(0), b.experts(0), strict=True):
+        for name in ("gate", "up", "down"):
+            m, n = getattr(x, name), getattr(y, name)
+            assert m.codes.tobytes() == n.codes.tobytes()
+            if scheme == "fp8_tensor_modelopt" and name == "up":
+                continue
+            same(dequantize(m), dequantize(n))
+    if scheme != "fp8_tensor_modelopt":
+        assert a.expert_bytes(0) - b.expert_bytes(0) in (0, 8)   # gate's and up's multiplier and input scale are one
+
+
+def test_expert_by_number(tmp_path):
+    Tiny().save(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.expert(0, 2).expert == 2
+    assert [e.expert for e in checkpoint.experts(0)] == [0, 1, 2]
+    assert stored_bytes(checkpoint.expert(0, 2)) == checkpoint.expert_bytes(0)
