@@ -40,8 +40,11 @@ class Experts:
     def __init__(self, run: Run, config: Any) -> None:
         self.rank, self.world = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         self.words = Words(run.run_dir)
-        self.spec: ModelSpec = spec_of(json.loads((Path(run.source) / "config.json").read_text()))
-        self.runtime = open_runtime(run, self.rank, self.world, config.speculative_config is not None)
+        opened = Pack.open(run.source) if run.packed else Checkpoint.open(run.source)
+        self.source = opened
+        self.layers = {layer.index: layer for layer in (opened.layers.values() if run.packed else opened.spec.layers)}
+        self.spec = spec_of(json.loads((Path(run.source) / "config.json").read_text()))
+        self.runtime = open_runtime(run, opened, self.rank, self.world)
         # Workers leave through multiprocessing's exit functions, the engine's own process through atexit: both close (and save the heat), once.
         self._closer = weakref.finalize(self, ExpertRuntime.close, self.runtime)
         Finalize(None, self._closer, exitpriority=10)
@@ -49,14 +52,14 @@ class Experts:
     def layer_index(self, prefix: str) -> int:
         """Number of the layer that vLLM calls `prefix`. Raises EngineError if the model has no routed experts there."""
         index = number_of(prefix, self.spec.num_layers)
-        if index is None or all(layer.index != index for layer in self.spec.layers):
-            known = ", ".join(str(layer.index) for layer in self.spec.layers)
+        if index not in self.layers:
+            known = ", ".join(map(str, self.layers))
             raise EngineError(f"{prefix}: expected one of the layers with routed experts ({known}), found {index}")
         return index
 
     def check_layer(self, index: int, layer: Any, prefix: str) -> None:
         """Raises EngineError if vLLM would compute this layer differently from how its experts were declared."""
-        moe, mine = layer.moe_config, self.spec.layer(index)
+        moe, mine = layer.moe_config, self.layers[index]
         activation = self.spec.activation
         swiglu = {"silu": "swiglu", "swigluoai": "swiglu_oai", "swigluoai_uninterleave": "swiglu_oai"}.get(moe.activation.value)
         facts = [
@@ -82,8 +85,8 @@ class Experts:
             return torch.zeros_like(x)
 
 
-def open_runtime(run: Run, rank: int, world: int, drafting: bool) -> ExpertRuntime:
-    raise NotImplementedError
+def open_runtime(run: Run, opened: Pack | Checkpoint, rank: int, world: int) -> ExpertRuntime:
+    return ExpertRuntime.from_checkpoint(opened, precision=run.settings.precision, budget_bytes=0, rank=rank, world=world)
 
 
 def number_of(prefix: str, num_layers: int) -> int | None:

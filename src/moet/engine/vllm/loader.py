@@ -1,6 +1,7 @@
 """Load format "moet": vLLM's default loader without the routed experts' tensors, which are not even read."""
 
 import copy
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class MoetModelLoader(DefaultModelLoader):
         folder, files, _, _ = self._prepare_weights(
             source.model_or_path, source.subfolder, source.revision, source.fall_back_to_pt, source.allow_patterns_overrides
         )
+        if self.counter_before_loading_weights == 0.0:
+            self.counter_before_loading_weights = time.perf_counter()
         checkpoint = Checkpoint.open(Path(folder)) if not (Path(folder) / "moet.json").exists() else None
         for file in sorted(files):
             with safe_open(file, framework="pt") as tensors:
