@@ -27,7 +27,7 @@ def random_matrix(rng: np.random.Generator, geometry: RowGeometry, projection: s
     else:
         codes = rng.integers(0, 256, code_shape, np.uint8)
         if g.bits == 8:
-            codes[codes & 0x7F == 0x7F] = 0x7E
+            codes[codes & 0x7F == 0x7F] -= 1
         if g.format == "sym2" and cols % 4:
             codes[:, -1] &= (1 << 2 * (cols % 4)) - 1
     scales = None
