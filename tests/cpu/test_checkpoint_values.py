@@ -7,6 +7,7 @@ from moet.checkpoint import Checkpoint, ExpertWeights, dequantize
 from moet.checkpoint.weights import scale_shape
 from tests import generators as g
 from tests.cpu.checkpoint_writer import Tiny, same
+from tests.generators.safetensors_file import write_folder
 from tests.generators.schemes import FORMATS, SCHEMES, Raw
 from tests.generators.truth import Truth
 
@@ -227,3 +228,37 @@ def test_expert_by_number(tmp_path):
     assert checkpoint.expert(0, 2).expert == 2
     assert [e.expert for e in checkpoint.experts(0)] == [0, 1, 2]
     assert stored_bytes(checkpoint.expert(0, 2)) == checkpoint.expert_bytes(0)
+
+
+def test_modelopts_transposed_gpt_oss(tmp_path):
+    """NVFP4 as modelopt exports gpt-oss: `gate_up_proj` U8 [E, H/2, 2F] with interleaved columns, one multiplier for all experts."""
+    truth = g.write_gpt_oss(tmp_path / "source", quantized=False, layers=1, hidden=64, inter=96, experts=3)
+    header = Checkpoint.open(tmp_path / "source")
+    tensors = {name: Raw("BF16", header.read(name).view(np.uint16)) for name in header._shard_of if "experts" not in name}
+    prefix, expected = "model.layers.0.mlp.experts.", {}
+    for name, both in (("gate_up_proj", True), ("down_proj", False)):
+        codes, scales = [], []
+        for e in range(3):
+            x = truth.experts[0, e]
+            wide = np.stack([x.gate, x.up], 1).reshape(-1, 64) if both else x.down
+            stored = SCHEMES["nvfp4_modelopt"]("x", wide, amax=8.0)
+            codes.append(stored.tensors["x.weight"].data.T)
+            scales.append(stored.tensors["x.weight_scale"].data.T)
+            expected[e, name] = stored.value
+        tensors[f"{prefix}{name}"] = Raw("U8", np.stack(codes))
+        tensors[f"{prefix}{name}_weight_scale"] = Raw("F8_E4M3", np.stack(scales))
+        tensors[f"{prefix}{name}_weight_scale_2"] = stored.tensors["x.weight_scale_2"]
+        tensors[f"{prefix}{name}_input_scale"] = stored.tensors["x.input_scale"]
+        tensors[f"{prefix}{name}_bias"] = Raw("BF16", header.read(f"{prefix}{name}_bias").view(np.uint16).reshape(3, -1))
+    for name, tensor in tensors.items():
+        if "experts" not in name:
+            tensors[name] = Raw("BF16", tensor.data.reshape(header.tensor_info(name).shape))
+    write_folder(tmp_path / "c", tensors, truth.config)
+    checkpoint = Checkpoint.open(tmp_path / "c")
+    checkpoint.check()
+    for expert in checkpoint.experts(0):
+        same(dequantize(expert.gate), expected[expert.expert, "gate_up_proj"][0::2])
+        same(dequantize(expert.up), expected[expert.expert, "gate_up_proj"][1::2])
+        same(dequantize(expert.down), expected[expert.expert, "down_proj"])
+        assert np.array_equal(expert.gate.bias, truth.experts[0, expert.expert].gate_bias)
+        assert np.array_equal(expert.up.bias, truth.experts[0, expert.expert].up_bias)

@@ -33,7 +33,7 @@ class Parts:
 
     stored      rows in the tensors: twice `rows` where gate and up are fused
     select      which of the stored rows are this matrix's
-    transposed  unquantized tensors hold [cols, stored]
+    transposed  tensors hold [cols, stored], and the scales' columns come first too; MXFP4's `_blocks` never are
     """
 
     pieces: Mapping[Role, Piece]
@@ -47,9 +47,12 @@ class Parts:
         """safetensors' dtype of a part, "" if there is none."""
         return self.pieces[role].info.dtype if role in self.pieces else ""
 
-    def bytes_of(self, role: Role, raw: Mapping[Span, np.ndarray], columns: int) -> np.ndarray:
-        """uint8 [rows, columns]: this matrix's rows of a part whose rows are `columns` bytes."""
-        return np.ascontiguousarray(raw[self.pieces[role].span].reshape(self.stored, columns)[self.select])
+    def bytes_of(self, role: Role, raw: Mapping[Span, np.ndarray], columns: int, item: int = 1, transposed: bool = False) -> np.ndarray:
+        """uint8 [rows, columns]: this matrix's rows of a part whose rows are `columns` bytes, in items of 1 or 2 bytes.
+        transposed: it is stored as [columns / item, stored rows]."""
+        items = raw[self.pieces[role].span].view(f"<u{item}")
+        items = items.reshape(-1, self.stored).T if transposed else items.reshape(self.stored, -1)
+        return np.ascontiguousarray(items[self.select]).view(np.uint8).reshape(self.rows, columns)
 
     def floats(self, role: Role, raw: Mapping[Span, np.ndarray]) -> np.ndarray:
         """float32, flat: all values of a part, widened exactly. Raises CheckpointError for one that is not finite."""
@@ -76,6 +79,10 @@ class Parts:
     def bias(self, raw: Mapping[Span, np.ndarray]) -> np.ndarray | None:
         """float32 [rows], or None if the matrix has none."""
         return np.ascontiguousarray(self.floats("bias", raw)[self.select]) if "bias" in self.pieces else None
+
+    def expect_rows(self, role: Role, columns: int) -> None:
+        """Raises CheckpointError if a part is not [stored, columns], or the other way round if the matrix is transposed."""
+        self.expect_shape(role, (columns, self.stored) if self.transposed else (self.stored, columns))
 
     def expect_shape(self, role: Role, *shapes: tuple[int, ...]) -> None:
         piece = self.pieces[role]

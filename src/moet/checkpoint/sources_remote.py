@@ -1,4 +1,5 @@
-"""Shards that are not all there yet: a folder that a download still fills, and a Hub repository that is fetched shard by shard."""
+"""Shards that are not all there yet: a folder that a download still fills, and a Hub repository that is
+fetched shard by shard."""
 
 import os
 import shutil
@@ -12,14 +13,16 @@ from moet.checkpoint.source import LocalSource
 from moet.errors import CheckpointError, ConfigError
 
 PARTIAL = (".incomplete", ".part", ".partial", ".aria2", ".crdownload", ".tmp")
-"""Ends of the names that downloaders give to unfinished files; huggingface_hub keeps its own in .cache/huggingface/download."""
+"""Ends of the names that downloaders give to unfinished files; huggingface_hub keeps its own in
+.cache/huggingface/download."""
 
 MARKERS = (".aria2", ".part", ".partial", ".incomplete", ".crdownload")
 """SHARD + one of these beside a shard: its downloader has not finished it, whatever its size is."""
 
 
 def shard_state(path: Path) -> str:
-    """ "" if the shard is complete (its header is readable and the file has the size that it adds up to), else what is wrong with it."""
+    """ "" if the shard is complete (its header is readable and the file has the size that it adds up to),
+    else what is wrong with it."""
     for end in MARKERS:
         if (marker := path.with_name(path.name + end)).exists():
             return f"{marker.name} beside it says that it is being written"
@@ -35,7 +38,8 @@ def shard_state(path: Path) -> str:
 class GrowingSource(LocalSource):
     """A checkpoint folder, complete or still being downloaded.
 
-    patience  seconds without any change in the folder after which a missing shard is an error. A folder in which nothing has changed for that long
+    patience  seconds without any change in the folder after which a missing shard is an error. A folder in
+              which nothing has changed for that long
               is complete as far as it goes, so a finished one with a missing shard fails at once.
     consume   `release` deletes the shard
     waiting   called with a text while a shard is waited for
@@ -43,17 +47,32 @@ class GrowingSource(LocalSource):
 
     POLL = 1.0
 
-    def __init__(self, root: Path, *, patience: float = 120.0, consume: bool = False, waiting: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        patience: float = 120.0,
+        consume: bool = False,
+        waiting: Callable[[str], None] = lambda text: None,
+    ) -> None:
         super().__init__(root)
         self.patience, self.consume, self.waiting = patience, consume, waiting
         self._complete: set[str] = set()
         self._started = time.time()
         self.await_file("config.json", lambda path: "" if path.is_file() else "it is not there")
-        if not (self.root / "model.safetensors").exists() and (self._unfinished() or not list(self.root.glob("*.safetensors"))):
-            self.await_file("model.safetensors.index.json", lambda path: "" if path.is_file() or (self.root / "model.safetensors").is_file() else "it is not there")
+        if not (self.root / "model.safetensors").exists() and (
+            self._unfinished() or not list(self.root.glob("*.safetensors"))
+        ):
+            self.await_file(
+                "model.safetensors.index.json",
+                lambda path: (
+                    "" if path.is_file() or (self.root / "model.safetensors").is_file() else "it is not there"
+                ),
+            )
 
     def fetch(self, shard: str) -> Path:
-        """Raises CheckpointError if the shard is missing or cut and nothing in the folder has changed for `patience` seconds."""
+        """Raises CheckpointError if the shard is missing or cut and nothing in the folder has changed for
+        `patience` seconds."""
         path = self.root / shard
         if shard not in self._complete:
             self.await_file(shard, shard_state)
@@ -75,7 +94,11 @@ class GrowingSource(LocalSource):
                 unfinished = self._unfinished()
                 raise CheckpointError(
                     f"{path}: expected a complete file, but {problem}. Nothing in {self.root} has changed for {idle:.0f} s"
-                    + (f" ({len(unfinished)} unfinished downloads there, e.g. {unfinished[0]})" if unfinished else "")
+                    + (
+                        f" ({len(unfinished)} unfinished downloads there, e.g. {unfinished[0]})"
+                        if unfinished
+                        else ""
+                    )
                     + ". Start the download again (it goes on where it stopped), then pack again"
                 )
             self.waiting(f"waiting for {name} ({problem.split('. ')[0]}; {idle:.0f} s without progress)")
@@ -94,7 +117,8 @@ class GrowingSource(LocalSource):
         return sorted(p.name for p in self._files() if p.name.endswith(PARTIAL))
 
     def _snapshot(self) -> tuple[frozenset, float]:
-        """(names and sizes, time of the newest change) of the folder and of huggingface_hub's folder of unfinished files."""
+        """(names and sizes, time of the newest change) of the folder and of huggingface_hub's folder of
+        unfinished files."""
         entries, newest = [], max(folder.stat().st_mtime for folder in self._folders())
         for path in self._files():
             try:
@@ -107,10 +131,12 @@ class GrowingSource(LocalSource):
 
 
 class HubSource:
-    """A repository of the Hugging Face Hub. Small files come first, each shard when it is asked for; all from one commit.
+    """A repository of the Hugging Face Hub. Small files come first, each shard when it is asked for; all
+    from one commit.
 
     store    folder for what is downloaded; None: the Hub's shared cache, where `consume` deletes nothing
-    commit   the commit that `revision` named when the run began, or the one of an earlier run that is being continued
+    commit   the commit that `revision` named when the run began, or the one of an earlier run that is being
+             continued
     Raises CheckpointError with the Hub's own words if the repository or a file cannot be had.
     """
 
@@ -121,13 +147,17 @@ class HubSource:
         from huggingface_hub import HfApi, hf_hub_download  # takes 0.2 s to import
 
         if consume and store is None:
-            raise ConfigError("consume: expected a folder of its own for the shards; the Hub's shared cache is not deleted from")
+            raise ConfigError(
+                "consume: expected a folder of its own for the shards; the Hub's shared cache is not deleted from"
+            )
         self.repo, self.consume, self.waiting, self._download = repo, consume, waiting, hf_hub_download
         self.endpoint, self.store = endpoint, store
         pinned = store / "commit" if store else None
         if pinned and pinned.is_file() and revision is None:
             revision = pinned.read_text().strip()
-        info = self._ask(f"model {repo}", lambda: HfApi(endpoint=endpoint).model_info(repo, revision=revision))
+        info = self._ask(
+            f"model {repo}", lambda: HfApi(endpoint=endpoint).model_info(repo, revision=revision)
+        )
         self.commit: str = info.sha
         self.names = sorted(s.rfilename for s in info.siblings or [])
         if pinned:
@@ -135,19 +165,27 @@ class HubSource:
                 store.mkdir(parents=True, exist_ok=True)
                 pinned.write_text(self.commit)
             except OSError as e:
-                raise CheckpointError(f"{store}: expected a folder to download to, found: {e.strerror}") from e
+                raise CheckpointError(
+                    f"{store}: expected a folder to download to, found: {e.strerror}"
+                ) from e
         for name in ("config.json", "model.safetensors.index.json"):
             if name in self.names:
                 self.root = self._get(name).parent
         if "config.json" not in self.names:
-            raise CheckpointError(f"{repo} at {self.commit}: expected config.json, found {', '.join(self.names[:5]) or 'no files'}")
+            raise CheckpointError(
+                f"{repo} at {self.commit}: expected config.json, found {', '.join(self.names[:5]) or 'no files'}"
+            )
         for name in self.names:
-            if not name.endswith((".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack")) and not name.startswith("."):
+            if not name.endswith(
+                (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack")
+            ) and not name.startswith("."):
                 self._get(name)
 
     def fetch(self, shard: str) -> Path:
         if shard not in self.names:
-            raise CheckpointError(f"{self.repo} at {self.commit}: expected the file {shard}, as the index names it, found none")
+            raise CheckpointError(
+                f"{self.repo} at {self.commit}: expected the file {shard}, as the index names it, found none"
+            )
         path = self._get(shard)
         if problem := shard_state(path):
             raise CheckpointError(f"{path}: expected a complete shard of {self.repo}, but {problem}")
@@ -175,10 +213,16 @@ class HubSource:
         try:
             return question()
         except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as e:
-            raise CheckpointError(f"{what}: the Hub did not give it ({type(e).__name__}: {str(e).splitlines()[0]})") from e
+            raise CheckpointError(
+                f"{what}: the Hub did not give it ({type(e).__name__}: {str(e).splitlines()[0]})"
+            ) from e
 
 
 def is_hub_id(text: str) -> bool:
     """ORG/NAME that is no folder here."""
     parts = text.split("/")
-    return len(parts) == 2 and all(p and not p.startswith((".", "~")) for p in parts) and not os.path.exists(text)
+    return (
+        len(parts) == 2
+        and all(p and not p.startswith((".", "~")) for p in parts)
+        and not os.path.exists(text)
+    )

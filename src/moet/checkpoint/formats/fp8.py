@@ -21,7 +21,7 @@ BLOCKS = (32, 64, 128, 256, 512, 1024)
 
 def check(parts: Parts) -> str:
     """"fp8" or "fp8_row". Raises CheckpointError if a shape is wrong, or the scale is for no known blocks."""
-    parts.expect_shape("codes", (parts.stored, parts.cols))
+    parts.expect_rows("codes", parts.cols)
     shape = _flat_shape(parts)
     if shape in ((parts.stored, 1), (parts.stored,)) and parts.stored > 1:
         return "fp8_row"
@@ -31,6 +31,8 @@ def check(parts: Parts) -> str:
             f"scales for {parts.stored} rows and {parts.cols} columns per square block of {', '.join(map(str, BLOCKS))}, per row, or one",
             f"{list(parts.pieces['scale'].shape)}, {kind}",
         )
+    if shape and parts.transposed:
+        raise parts.pieces["scale"].wrong("one scale for a transposed matrix")
     cut = parts.select.step is not None or (parts.rows % GRANULE and parts.stored != parts.rows)
     if shape and cut:
         raise parts.pieces["scale"].wrong(f"gate and up halves of a multiple of {GRANULE} rows", f"{parts.rows} rows")
@@ -51,7 +53,7 @@ def build(parts: Parts, raw: Mapping[Span, np.ndarray]) -> Matrix:
         block = _block(parts, shape)
         rows = np.arange(0, parts.stored, GRANULE)[slice(*(n and n // GRANULE for n in (parts.select.start, parts.select.stop)))]
         scales = np.ascontiguousarray(values.reshape(shape)[np.ix_(rows // block, np.arange(0, parts.cols, GRANULE) // block)])
-    codes = parts.bytes_of("codes", raw, parts.cols)
+    codes = parts.bytes_of("codes", raw, parts.cols, transposed=parts.transposed)
     return Matrix(kind, parts.rows, parts.cols, codes, scales, bias=parts.bias(raw), scale_dtype=parts.dtype("scale"))
 
 
