@@ -14,7 +14,7 @@ import numpy as np
 
 from moet.cache.native import NativeBookkeeping
 
-LAYERS, EXPERTS, TOP_K = 16, 64, 8
+LAYERS, EXPERTS, TOP_K = 8, 64, 8
 ROWS = LAYERS * EXPERTS
 Trace = list[tuple[np.ndarray, bool]]
 
@@ -135,10 +135,10 @@ def policies(slots: int) -> dict[str, Callable[[Trace], Iterator[tuple[int, int]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3000, help="decode steps of a trace")
+    parser.add_argument("--steps", type=int, default=1500, help="decode steps of a trace")
     parser.add_argument("--json", help="also write the table there")
     args = parser.parse_args()
-    coverages = (0.05, 0.1, 0.2, 0.4, 0.7)
+    coverages = (0.1, 0.25, 0.5)
     table: dict[str, dict[str, float]] = {}
     for kind in ("zipf", "shift", "topics", "batch"):
         events = trace(kind, args.steps)

@@ -30,8 +30,11 @@ ssize_t faulty_pread(int fd, uint8_t* to, int64_t bytes, int64_t offset, Fault* 
     return -1;
   }
   if (fault->kind == Fault::kDelay) usleep(static_cast<useconds_t>(fault->value));
-  if (fault->kind == Fault::kShort && bytes > fault->value) bytes = fault->value;
-  const ssize_t n = pread(fd, to, static_cast<size_t>(bytes), offset);
+  ssize_t n = pread(fd, to, static_cast<size_t>(bytes), offset);
+  if (fault->kind == Fault::kShort && n > fault->value) {   // a device that stopped early: what it did not deliver is not there
+    std::memset(to + fault->value, 0xee, static_cast<size_t>(n - fault->value));
+    n = fault->value;
+  }
   if (fault->kind == Fault::kCorrupt && n > fault->value) to[fault->value] ^= 0x10;
   return n;
 }
