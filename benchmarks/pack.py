@@ -1,8 +1,10 @@
-"""Packing a large checkpoint: peak memory of the process (M3) and bytes of MXFP4 source a second (M4). Writes docs/results/pack.json.
+"""Packing a large checkpoint: peak memory of the process (M3) and bytes of MXFP4 source a second (M4).
+Writes docs/results/pack.json.
 
     python benchmarks/pack.py --folder /tmp/pack-bench --target /dev/shm/pack-bench
 
-The checkpoint has DeepSeek-V4-Flash's layout and sizes of an expert (hidden 4096, inter 2048), random codes, as many layers as --gb asks for. It is read
+The checkpoint has DeepSeek-V4-Flash's layout and sizes of an expert (hidden 4096, inter 2048), random codes,
+as many layers as --gb asks for. It is read
 into the page cache before every run, the pack goes to a tmpfs, and every run is a process of its own.
 """
 
@@ -27,7 +29,8 @@ from moet.checkpoint import LocalSource
 if sys.argv[1] == "pack":
     from moet.pack.packer import pack
     done = pack(LocalSource(Path(sys.argv[2])), Path(sys.argv[3]), native=sys.argv[4] == "native")
-    found = {"seconds": done.seconds, "source_bytes": done.packed_bytes, "base_bits": done.manifest.report.base_bits}
+    found = {"seconds": done.seconds, "source_bytes": done.packed_bytes, "base_bits":
+    done.manifest.report.base_bits}
 else:
     from moet.pack.verify import verify
     done = verify(Path(sys.argv[3]))
@@ -42,7 +45,10 @@ def expert_tensors(layer: int, expert: int) -> list[tuple[str, str, list[int]]]:
     tensors = []
     for name, rows, cols in (("w1", INTER, HIDDEN), ("w2", HIDDEN, INTER), ("w3", INTER, HIDDEN)):
         stem = f"layers.{layer}.ffn.experts.{expert}.{name}"
-        tensors += [(f"{stem}.scale", "F8_E8M0", [rows, cols // 32]), (f"{stem}.weight", "I8", [rows, cols // 2])]
+        tensors += [
+            (f"{stem}.scale", "F8_E8M0", [rows, cols // 32]),
+            (f"{stem}.weight", "I8", [rows, cols // 2]),
+        ]
     return tensors
 
 
@@ -94,7 +100,11 @@ def make_checkpoint(folder: Path, gb: float) -> None:
     for layer in range(layers):
         tensors = dense_tensors(layer) + [t for e in range(EXPERTS) for t in expert_tensors(layer, e)]
         if layer == 0:
-            tensors += [("embed.weight", "BF16", [VOCAB, HIDDEN]), ("head.weight", "BF16", [VOCAB, HIDDEN]), ("norm.weight", "BF16", [HIDDEN])]
+            tensors += [
+                ("embed.weight", "BF16", [VOCAB, HIDDEN]),
+                ("head.weight", "BF16", [VOCAB, HIDDEN]),
+                ("norm.weight", "BF16", [HIDDEN]),
+            ]
         shard = f"model-{layer + 1:05d}-of-{layers:05d}.safetensors"
         write_shard(folder / shard, tensors, rng)
         where |= {name: shard for name, _, _ in tensors}
@@ -119,18 +129,31 @@ def warm(folder: Path) -> int:
 
 
 def run(what: str, source: Path, target: Path, mode: str = "base") -> dict:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    }
     command = [sys.executable, "-c", MEASURED, what, str(source), str(target), mode]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True, help="where the checkpoint is made (and kept)")
-    parser.add_argument("--target", type=Path, required=True, help="where the packs go: a folder on a tmpfs; deleted afterwards")
+    parser.add_argument(
+        "--target",
+        type=Path,
+        required=True,
+        help="where the packs go: a folder on a tmpfs; deleted afterwards",
+    )
     parser.add_argument("--gb", type=float, default=8.0)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--native", action="store_true", help="also one run with native rows (needs twice the room)")
+    parser.add_argument(
+        "--native", action="store_true", help="also one run with native rows (needs twice the room)"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "pack.json")
     options = parser.parse_args()
     make_checkpoint(options.folder, options.gb)
@@ -139,7 +162,10 @@ def main() -> None:
         shutil.rmtree(options.target, ignore_errors=True)
         size = warm(options.folder)
         packs.append(run("pack", options.folder, options.target))
-        print(f"pack {i}: {packs[-1]['source_bytes'] / packs[-1]['seconds'] / GB:.2f} GB/s, peak {packs[-1]['peak_kib'] / 1024:.0f} MiB", flush=True)
+        print(
+            f"pack {i}: {packs[-1]['source_bytes'] / packs[-1]['seconds'] / GB:.2f} GB/s, peak {packs[-1]['peak_kib'] / 1024:.0f} MiB",
+            flush=True,
+        )
         verifies.append(run("verify", options.folder, options.target))
         print(f"verify {i}: {verifies[-1]['bytes'] / verifies[-1]['seconds'] / GB:.2f} GB/s", flush=True)
     samples = {"source_bytes": size, "pack": packs, "verify": verifies}
@@ -153,12 +179,33 @@ def main() -> None:
     peak = max(p["peak_kib"] for p in packs + samples.get("pack_native", [])) / (1 << 20)
     claims = [
         Claim("M3", f"peak memory (VmHWM) of packing {size / GB:.1f} GB", round(peak, 3), "GiB", 1.0, "<="),
-        Claim("M4", "MXFP4 source packed per second, from page cache to tmpfs, median", round(rate, 3), "GB/s", 1.0, ">="),
-        Claim("M4.verify", "pack verified per second, from tmpfs, median", round(verify_rate, 3), "GB/s", 2.0, ">="),
+        Claim(
+            "M4",
+            "MXFP4 source packed per second, from page cache to tmpfs, median",
+            round(rate, 3),
+            "GB/s",
+            1.0,
+            ">=",
+        ),
+        Claim(
+            "M4.verify",
+            "pack verified per second, from tmpfs, median",
+            round(verify_rate, 3),
+            "GB/s",
+            2.0,
+            ">=",
+        ),
     ]
-    write(options.out, claims, samples, mode="base rows, no native rows" + (" (one run with)" if options.native else ""))
+    write(
+        options.out,
+        claims,
+        samples,
+        mode="base rows, no native rows" + (" (one run with)" if options.native else ""),
+    )
     for claim in claims:
-        print(f"{claim.id}: {claim.what}: {claim.value} {claim.unit} (target {claim.sense} {claim.target}): {'held' if claim.held else 'NOT held'}")
+        print(
+            f"{claim.id}: {claim.what}: {claim.value} {claim.unit} (target {claim.sense} {claim.target}): {'held' if claim.held else 'NOT held'}"
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,11 @@ def pack_local(src: Path, dst: Path, **options) -> Outcome:
 
 def contents(root: Path) -> dict[str, str]:
     """Digest of every file under a folder."""
-    return {p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(root.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(root.rglob("*"))
+        if p.is_file()
+    }
 
 
 def copy(src: Path, dst: Path) -> Path:

@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 import pytest
-
 from pack_cases import SOURCES, contents, copy
 
 
 def moet(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "moet", *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "moet", *map(str, arguments)], capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,9 @@ def test_json_report(made):
     report = json.loads(run.stdout)
     stored = json.loads((root / "dst" / "moet.json").read_text())
     assert report["report"] == stored["report"] and report["fingerprint"] == stored["fingerprint"]
-    assert report["bytes"] == sum(p.stat().st_size for p in (root / "dst").rglob("*") if p.is_file() and p.name != "moet.json")
+    assert report["bytes"] == sum(
+        p.stat().st_size for p in (root / "dst").rglob("*") if p.is_file() and p.name != "moet.json"
+    )
     assert report["seconds"] > 0 and not report["resumed"] and not report["was_finished"]
     assert "layer 5" in run.stderr, "progress goes to standard error"
 
@@ -35,7 +38,17 @@ def test_json_report(made):
 def test_report_for_people(made, tmp_path):
     root, _ = made
     run = moet("pack", root / "src", tmp_path / "dst", "--no-native")
-    for words in ("gate", "up", "down", "relative RMS error", "sign bias", "bits a weight", "no native rows", "GB/s of source", "fingerprint"):
+    for words in (
+        "gate",
+        "up",
+        "down",
+        "relative RMS error",
+        "sign bias",
+        "bits a weight",
+        "no native rows",
+        "GB/s of source",
+        "fingerprint",
+    ):
         assert words in run.stdout
     again = moet("pack", root / "src", tmp_path / "dst", "--no-native")
     assert again.returncode == 0 and "was finished already" in again.stdout
@@ -52,7 +65,10 @@ def test_verify_and_repair(made, tmp_path):
     (pack / "NOTES.md").write_text("mine")
     bad = moet("verify", pack)
     assert bad.returncode == 1
-    assert "bad: experts/native-002.safetensors, layer 2, expert" in bad.stdout and "not part of the pack: NOTES.md" in bad.stdout
+    assert (
+        "bad: experts/native-002.safetensors, layer 2, expert" in bad.stdout
+        and "not part of the pack: NOTES.md" in bad.stdout
+    )
     found = json.loads(moet("verify", pack, "--json").stdout)
     assert not found["ok"] and found["faults"][0]["layer"] == 2 and found["faults"][0]["rows"] == "native"
     mended = moet("verify", pack, "--repair", root / "src")
@@ -64,7 +80,10 @@ def test_verify_and_repair(made, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["pack", "nowhere/at/all", "dst"], "expected a checkpoint folder or a Hub id ORG/NAME, found neither"),
+        (
+            ["pack", "nowhere/at/all", "dst"],
+            "expected a checkpoint folder or a Hub id ORG/NAME, found neither",
+        ),
         (["verify", "nowhere"], "expected a pack folder, found nothing there"),
     ],
 )

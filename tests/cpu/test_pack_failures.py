@@ -1,4 +1,5 @@
-"""What cannot be packed is refused with one clear message, before any damage and with finished layers kept."""
+"""What cannot be packed is refused with one clear message, before any damage and with finished layers
+kept."""
 
 import errno
 import json
@@ -9,10 +10,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from pack_cases import SOURCES, contents, pack_local
 
 from moet.errors import CheckpointError, MoetError, PackError, QuantizeError
 from moet.pack import Pack, durable, manifest, space
-from pack_cases import SOURCES, contents, pack_local
 
 ROOT = os.geteuid() == 0
 
@@ -41,8 +42,13 @@ def small_files(root):
 
 def test_full_disk_is_refused_beforehand(made, tmp_path, monkeypatch):
     real = os.statvfs
-    monkeypatch.setattr(space.os, "statvfs", lambda p: SimpleNamespace(f_bavail=100, f_frsize=4096, st=real(p)))
-    with pytest.raises(PackError, match=r"expected .* of free space \(base .*, native .*, dense .*; 0.0 MiB already there\), found 0.4 MiB"):
+    monkeypatch.setattr(
+        space.os, "statvfs", lambda p: SimpleNamespace(f_bavail=100, f_frsize=4096, st=real(p))
+    )
+    with pytest.raises(
+        PackError,
+        match=r"expected .* of free space \(base .*, native .*, dense .*; 0.0 MiB already there\), found 0.4 MiB",
+    ):
         pack_local(made / "src", tmp_path / "dst")
     assert small_files(tmp_path / "dst") == set()
 
@@ -212,12 +218,15 @@ def test_values_that_are_not_finite(src, tmp_path):
         file.write(b"\xff")
     with pytest.raises(MoetError, match="down|w2"):
         pack_local(src, tmp_path / "dst")
-    assert {p.name for p in (tmp_path / "dst" / "experts").iterdir()} == {f"{k}-00{i}.safetensors" for k in ("base", "native") for i in (0, 1)}
+    assert {p.name for p in (tmp_path / "dst" / "experts").iterdir()} == {
+        f"{k}-00{i}.safetensors" for k in ("base", "native") for i in (0, 1)
+    }
     assert not list((tmp_path / "dst" / ".moet").glob("tmp-*"))
 
 
 def test_biased_model_is_refused(tmp_path):
-    """Experts whose values are all of one sign: the 2-bit mean is off, and a model of such matrices does not work."""
+    """Experts whose values are all of one sign: the 2-bit mean is off, and a model of such matrices does not
+    work."""
     src = tmp_path / "src"
     SOURCES["bf16"](src)
     from moet.checkpoint import Checkpoint
@@ -236,7 +245,10 @@ def test_biased_model_is_refused(tmp_path):
 # Versions
 
 
-@pytest.mark.parametrize("version, way", [(2, "a newer moet reads it"), (0, "pack the checkpoint again"), ("x", "pack the checkpoint again")])
+@pytest.mark.parametrize(
+    "version, way",
+    [(2, "a newer moet reads it"), (0, "pack the checkpoint again"), ("x", "pack the checkpoint again")],
+)
 def test_other_format_version(made, tmp_path, version, way):
     from pack_cases import copy
 

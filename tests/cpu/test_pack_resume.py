@@ -1,4 +1,5 @@
-"""A packing run that was stopped goes on and ends with the bytes of an undisturbed one; two runs at once and other settings are refused."""
+"""A packing run that was stopped goes on and ends with the bytes of an undisturbed one; two runs at once and
+other settings are refused."""
 
 import fcntl
 import json
@@ -7,13 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from pack_cases import SOURCES, contents, copy, pack_local
 
 from moet.checkpoint import LocalSource
 from moet.errors import PackError
 from moet.pack import durable, journal, lock
 from moet.pack.packer import pack
 from moet.pack.progress import Progress
-from pack_cases import SOURCES, contents, copy, pack_local
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,9 @@ def stop_at(monkeypatch, step: int) -> None:
     monkeypatch.setattr(durable.os, "replace", replace)
 
 
-@pytest.mark.parametrize("step", range(0, 29, 2))  # the journal, 2 dense files, 6 layers, small files; the last is moet.json's
+@pytest.mark.parametrize(
+    "step", range(0, 29, 2)
+)  # the journal, 2 dense files, 6 layers, small files; the last is moet.json's
 def test_stopped_at_any_rename(made, tmp_path, monkeypatch, step):
     dst = tmp_path / "dst"
     with monkeypatch.context() as m:
@@ -49,7 +52,9 @@ def test_stopped_at_any_rename(made, tmp_path, monkeypatch, step):
             pack_local(made / "src", dst)
     (dst / ".moet" / "tmp-orphan").write_bytes(b"left by a killed run")
     outcome = pack_local(made / "src", dst)
-    assert outcome.resumed == (step > 2)  # 0: the first journal, 1: a dense file, 2: the journal that names it
+    assert outcome.resumed == (
+        step > 2
+    )  # 0: the first journal, 1: a dense file, 2: the journal that names it
     assert contents(dst) == contents(made / "dst")
 
 
@@ -61,7 +66,9 @@ def test_finished_layers_are_not_packed_again(made, tmp_path, monkeypatch):
             pack_local(made / "src", dst)
     finished = json.loads((dst / ".moet" / "journal.json").read_text())["layers"]
     assert 0 < len(finished) < 6
-    times = {p: p.stat().st_mtime_ns for key in finished for p in dst.glob(f"experts/*-{int(key):03d}.safetensors")}
+    times = {
+        p: p.stat().st_mtime_ns for key in finished for p in dst.glob(f"experts/*-{int(key):03d}.safetensors")
+    }
     stages = []
 
     class Listen(Progress):
@@ -98,7 +105,9 @@ def interrupted(made, dst, monkeypatch, step=12):
 def test_other_settings_are_refused_with_both_shown(made, tmp_path, monkeypatch):
     for dst in (interrupted(made, tmp_path / "half", monkeypatch), copy(made / "dst", tmp_path / "whole")):
         before = contents(dst)
-        with pytest.raises(PackError, match=r"native rows yes \(--native\), but this run has no \(--no-native\)"):
+        with pytest.raises(
+            PackError, match=r"native rows yes \(--native\), but this run has no \(--no-native\)"
+        ):
             pack_local(made / "src", dst, native=False)
         assert {k: v for k, v in contents(dst).items() if not k.startswith(".moet/lock")} == {
             k: v for k, v in before.items() if not k.startswith(".moet/lock")
@@ -110,7 +119,9 @@ def test_another_source_is_refused_with_both_shown(made, tmp_path, monkeypatch):
 
     write_deepseek_v4(tmp_path / "weights", seed=1)
     write_deepseek_v4(tmp_path / "config", swiglu_limit=7.0)
-    first = json.loads((interrupted(made, tmp_path / "a", monkeypatch) / ".moet" / "journal.json").read_text())
+    first = json.loads(
+        (interrupted(made, tmp_path / "a", monkeypatch) / ".moet" / "journal.json").read_text()
+    )
     with pytest.raises(PackError) as other_weights:
         pack_local(tmp_path / "weights", tmp_path / "a")
     assert first["layers"]["0"]["first"] in str(other_weights.value) and "has " in str(other_weights.value)
@@ -137,7 +148,9 @@ with lock.hold(pathlib.Path({str(tmp_path / "dst")!r})):
     print("held", flush=True)
     sys.stdin.read()
 """
-    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(PackError, match=f"another packer is writing here .process {holder.pid} on "):
         pack_local(made / "src", tmp_path / "dst")
@@ -148,7 +161,8 @@ with lock.hold(pathlib.Path({str(tmp_path / "dst")!r})):
 
 
 def test_a_lock_file_that_was_removed_is_not_the_lock(tmp_path):
-    """The holder finishes and removes its lock while another process has it open: locking that file must not count."""
+    """The holder finishes and removes its lock while another process has it open: locking that file must not
+    count."""
     with lock.hold(tmp_path):
         stale = os.open(tmp_path / ".moet" / "lock", os.O_RDWR)
         lock.remove(tmp_path)

@@ -1,4 +1,5 @@
-"""Packing from shards that arrive while it runs: a folder that a download fills, and a Hub server (a local one that speaks the Hub's HTTP)."""
+"""Packing from shards that arrive while it runs: a folder that a download fills, and a Hub server (a local
+one that speaks the Hub's HTTP)."""
 
 import hashlib
 import json
@@ -9,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from pack_cases import SOURCES, contents, copy, pack_local
 
 from moet.checkpoint.sources_remote import GrowingSource, HubSource, is_hub_id, shard_state
 from moet.errors import CheckpointError, ConfigError
 from moet.pack import durable
 from moet.pack.packer import pack
-from pack_cases import SOURCES, contents, copy, pack_local
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
@@ -85,7 +86,14 @@ def test_index_and_config_may_come_late_too(made, tmp_path):
 
     def download():
         time.sleep(0.2)
-        for name in ("config.json", "model.safetensors.index.json", *SHARDS, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        for name in (
+            "config.json",
+            "model.safetensors.index.json",
+            *SHARDS,
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        ):
             if (made / "src" / name).exists():
                 shutil.copy(made / "src" / name, src / f"{name}.part")
                 (src / f"{name}.part").rename(src / name)
@@ -104,7 +112,10 @@ def test_lack_of_progress_is_an_error_that_says_what_is_missing(made, tmp_path):
     marker = src / ".cache" / "huggingface" / "download" / "y.incomplete"
     marker.parent.mkdir(parents=True)
     marker.write_bytes(half)
-    with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: .*it is not there.*1 unfinished downloads there, e.g. y.incomplete.*Start the download again"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"{SHARDS[1]}: .*it is not there.*1 unfinished downloads there, e.g. y.incomplete.*Start the download again",
+    ):
         pack(GrowingSource(src, patience=0.3), tmp_path / "dst")
     (src / SHARDS[1]).write_bytes(half)
     with pytest.raises(CheckpointError, match="damaged or incomplete"):
@@ -181,7 +192,8 @@ def test_consume_stopped_anywhere_goes_on_without_the_shards_that_are_gone(made,
 
 
 class Hub:
-    """Serves one repository as the Hub does: model info, HEAD and GET of /resolve/, ETag and commit headers, ranges."""
+    """Serves one repository as the Hub does: model info, HEAD and GET of /resolve/, ETag and commit headers,
+    ranges."""
 
     def __init__(self, root: Path, commit: str = "a" * 40) -> None:
         self.root, self.commit, self.requests, self.fail_on = root, commit, [], ""
@@ -202,14 +214,33 @@ class Hub:
             def answer(self, body):
                 hub.requests.append((self.command, self.path))
                 if self.path.startswith("/api/models/org/model"):
-                    files = [{"rfilename": p.relative_to(hub.root).as_posix()} for p in sorted(hub.root.rglob("*")) if p.is_file()]
-                    return self.send(200, json.dumps({"id": "org/model", "sha": hub.commit, "siblings": files}).encode(), {}, body)
+                    files = [
+                        {"rfilename": p.relative_to(hub.root).as_posix()}
+                        for p in sorted(hub.root.rglob("*"))
+                        if p.is_file()
+                    ]
+                    return self.send(
+                        200,
+                        json.dumps({"id": "org/model", "sha": hub.commit, "siblings": files}).encode(),
+                        {},
+                        body,
+                    )
                 prefix = f"/org/model/resolve/{hub.commit}/"
                 path = hub.root / self.path.removeprefix(prefix)
-                if not self.path.startswith(prefix) or not path.is_file() or (hub.fail_on and hub.fail_on in self.path):
-                    return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit}, body)
+                if (
+                    not self.path.startswith(prefix)
+                    or not path.is_file()
+                    or (hub.fail_on and hub.fail_on in self.path)
+                ):
+                    return self.send(
+                        404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit}, body
+                    )
                 data = path.read_bytes()
-                headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
+                headers = {
+                    "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+                    "X-Repo-Commit": hub.commit,
+                    "Accept-Ranges": "bytes",
+                }
                 start = int((self.headers.get("Range") or "bytes=0-").split("=")[1].split("-")[0])
                 if start:
                     headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
@@ -228,7 +259,11 @@ class Hub:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def downloads(self) -> list[str]:
-        return [path.rsplit("/", 1)[-1] for method, path in self.requests if method == "GET" and "/resolve/" in path]
+        return [
+            path.rsplit("/", 1)[-1]
+            for method, path in self.requests
+            if method == "GET" and "/resolve/" in path
+        ]
 
 
 @pytest.fixture
@@ -261,9 +296,17 @@ def test_hub_failure_and_rerun_downloads_no_shard_twice(made, hub, tmp_path):
     dst = tmp_path / "dst"
     hub.fail_on = SHARDS[1]
     with pytest.raises(CheckpointError, match=f"{SHARDS[1]}: the Hub did not give it"):
-        pack(HubSource("org/model", endpoint=hub.url, store=dst / ".moet" / "download", consume=True), dst, consume=True)
+        pack(
+            HubSource("org/model", endpoint=hub.url, store=dst / ".moet" / "download", consume=True),
+            dst,
+            consume=True,
+        )
     hub.fail_on = ""
-    pack(HubSource("org/model", endpoint=hub.url, store=dst / ".moet" / "download", consume=True), dst, consume=True)
+    pack(
+        HubSource("org/model", endpoint=hub.url, store=dst / ".moet" / "download", consume=True),
+        dst,
+        consume=True,
+    )
     assert contents(dst) == contents(made / "dst")
     assert sorted(name for name in hub.downloads() if name in SHARDS) == SHARDS
 

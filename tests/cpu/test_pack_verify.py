@@ -1,16 +1,16 @@
 """Verify finds every changed byte, and repair brings the same bytes back."""
 
-import shutil
 import random
+import shutil
 
 import pytest
+from pack_cases import SOURCES, contents, copy, pack_local
 
 from moet.checkpoint import LocalSource
 from moet.errors import PackError
 from moet.pack import Pack
 from moet.pack.repair import repair
 from moet.pack.verify import verify
-from pack_cases import SOURCES, contents, copy, pack_local
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +38,20 @@ def found_by_verify(root) -> bool:
 def test_a_whole_pack_is_right(pack):
     verdict = verify(pack)
     assert verdict.ok and not verdict.warnings
-    assert verdict.bytes == sum(p.stat().st_size for p in pack.rglob("*") if p.is_file() and p.name != "moet.json")
+    assert verdict.bytes == sum(
+        p.stat().st_size for p in pack.rglob("*") if p.is_file() and p.name != "moet.json"
+    )
 
 
 def test_200_flipped_bytes_are_found_each(pack):
-    """Half of them anywhere in the pack by size, half in a file chosen first, so that small files get their share."""
+    """Half of them anywhere in the pack by size, half in a file chosen first, so that small files get their
+    share."""
     files = sorted(p for p in pack.rglob("*") if p.is_file())
     rng = random.Random(7)
     for i in range(200):
-        path = rng.choices(files, [p.stat().st_size for p in files])[0] if i % 2 else files[i // 2 % len(files)]
+        path = (
+            rng.choices(files, [p.stat().st_size for p in files])[0] if i % 2 else files[i // 2 % len(files)]
+        )
         offset, bit = rng.randrange(path.stat().st_size), 1 << rng.randrange(8)
         with path.open("r+b") as file:
             file.seek(offset)
@@ -85,7 +90,10 @@ DAMAGE = {
     "row zeroed": ("experts/base-003.safetensors", zero_page),
     "native row zeroed": ("experts/native-002.safetensors", zero_page),
     "header zeroed": ("experts/base-000.safetensors", lambda p: zero_page(p, 0)),
-    "row file cut": ("experts/native-001.safetensors", lambda p: p.open("r+b").truncate(p.stat().st_size - 4096)),
+    "row file cut": (
+        "experts/native-001.safetensors",
+        lambda p: p.open("r+b").truncate(p.stat().st_size - 4096),
+    ),
     "row file longer": ("experts/base-001.safetensors", lambda p: p.open("ab").write(b"x")),
     "row file gone": ("experts/base-004.safetensors", lambda p: p.unlink()),
     "dense zeroed": ("dense-00001-of-00002.safetensors", zero_page),
@@ -97,7 +105,10 @@ DAMAGE = {
     "licence gone": ("LICENSE", lambda p: p.unlink()),
     "moet.json changed": ("moet.json", lambda p: p.write_bytes(p.read_bytes().replace(b"sym2", b"sym3", 1))),
     "moet.json cut": ("moet.json", lambda p: p.write_bytes(p.read_bytes()[:500])),
-    "moet.json's version changed": ("moet.json", lambda p: p.write_bytes(p.read_bytes().replace(b'"moet":1', b'"moet":3', 1))),
+    "moet.json's version changed": (
+        "moet.json",
+        lambda p: p.write_bytes(p.read_bytes().replace(b'"moet":1', b'"moet":3', 1)),
+    ),
     "moet.json gone": ("moet.json", lambda p: p.unlink()),
 }
 
@@ -112,7 +123,9 @@ def test_damage_is_found_named_and_repaired(made, pack, damage):
     assert repair(pack, LocalSource(made / "src")).before.faults == verdict.faults
     assert contents(pack) == contents(made / "dst")
     if name != "moet.json":
-        assert all(p.stat().st_mtime_ns == t for p, t in untouched.items()), "repair touched a file that was right"
+        assert all(p.stat().st_mtime_ns == t for p, t in untouched.items()), (
+            "repair touched a file that was right"
+        )
     assert verify(pack).ok
 
 
@@ -120,7 +133,9 @@ def test_everything_at_once(made, pack):
     for name, spoil in DAMAGE.values():
         if name != "moet.json" and (pack / name).exists():
             spoil(pack / name)
-    assert {f.file for f in verify(pack).faults} == {name for name, _ in DAMAGE.values() if name != "moet.json"}
+    assert {f.file for f in verify(pack).faults} == {
+        name for name, _ in DAMAGE.values() if name != "moet.json"
+    }
     repair(pack, LocalSource(made / "src"))
     assert contents(pack) == contents(made / "dst")
 

@@ -1,4 +1,5 @@
-"""What a pack holds: the source's experts bit for bit, the other tensors byte for byte, files that any safetensors reader opens."""
+"""What a pack holds: the source's experts bit for bit, the other tensors byte for byte, files that any
+safetensors reader opens."""
 
 import json
 import subprocess
@@ -6,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from pack_cases import SOURCES, contents, copy, pack_local
 from safetensors import safe_open
 
 from moet.checkpoint import Checkpoint
 from moet.layout import check_row, crc32c, unpack_row
 from moet.pack import Pack
-from pack_cases import SOURCES, contents, copy, pack_local
 
 
 @pytest.fixture(scope="module", params=SOURCES)
@@ -30,11 +31,17 @@ def test_native_rows_are_the_source_bit_for_bit(packed):
         rows = layer.rows("native")
         assert rows.geometry.format == checkpoint.native_format(index)
         for weights in checkpoint.experts(index):
-            row = np.fromfile(rows.path, np.uint8, rows.geometry.row_bytes, offset=rows.offset(weights.expert))
+            row = np.fromfile(
+                rows.path, np.uint8, rows.geometry.row_bytes, offset=rows.offset(weights.expert)
+            )
             assert crc32c(row) == rows.checksums[weights.expert]
-            for got, want in zip(unpack_row(rows.geometry, row), (weights.gate, weights.up, weights.down), strict=True):
+            for got, want in zip(
+                unpack_row(rows.geometry, row), (weights.gate, weights.up, weights.down), strict=True
+            ):
                 assert np.array_equal(got.codes, want.codes)
-                assert want.scales is None or np.array_equal(got.scales.view(np.uint8), want.scales.view(np.uint8))
+                assert want.scales is None or np.array_equal(
+                    got.scales.view(np.uint8), want.scales.view(np.uint8)
+                )
                 assert want.bias is None or np.array_equal(got.bias.view(np.uint8), want.bias.view(np.uint8))
                 assert np.float32(got.multiplier) == np.float32(want.multiplier)
             assert rows.scale_dtype == weights.gate.scale_dtype
@@ -130,7 +137,15 @@ def test_hf_quant_config_stays_in_charge(tmp_path):
 def test_what_is_copied(tmp_path):
     src = tmp_path / "src"
     SOURCES["bf16"](src)
-    for name in ("encoding/encode.py", "chat_template.jinja", "LICENSE", ".cache/x.json", "inference/run.py", "README.md", "old.bin"):
+    for name in (
+        "encoding/encode.py",
+        "chat_template.jinja",
+        "LICENSE",
+        ".cache/x.json",
+        "inference/run.py",
+        "README.md",
+        "old.bin",
+    ):
         (src / name).parent.mkdir(parents=True, exist_ok=True)
         (src / name).write_text(name)
     pack_local(src, tmp_path / "dst")

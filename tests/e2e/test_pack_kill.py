@@ -1,4 +1,5 @@
-"""SIGKILL at random moments of `moet pack`, then the same command again: the pack has the bytes of an undisturbed one."""
+"""SIGKILL at random moments of `moet pack`, then the same command again: the pack has the bytes of an
+undisturbed one."""
 
 import json
 import random
@@ -25,7 +26,9 @@ def undisturbed(tmp_path_factory):
     """(source, bytes of its pack, seconds from the first file of a run to its end)"""
     root = tmp_path_factory.mktemp("kill")
     write_deepseek_v4(root / "src", hidden=512, inter=256, experts=16)
-    process = subprocess.Popen([*PACK, str(root / "src"), str(root / "dst")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*PACK, str(root / "src"), str(root / "dst")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     begin = appearance(process, root / "dst")
     assert process.wait() == 0
     return root / "src", contents(root / "dst"), time.monotonic() - begin
@@ -52,7 +55,11 @@ def kill_and_finish(undisturbed, tmp_path, kills: int, seed: int) -> None:
             process.send_signal(signal.SIGKILL)
             finished += process.wait() == 0
         journal = dst / ".moet" / "journal.json"
-        named = json.loads(journal.read_text())["layers"] if journal.exists() and not (dst / "moet.json").exists() else {}
+        named = (
+            json.loads(journal.read_text())["layers"]
+            if journal.exists() and not (dst / "moet.json").exists()
+            else {}
+        )
         kept += len(named)
         # What is renamed and not in the journal is lost: at most one layer.
         lost = max(lost, len(list(dst.glob("experts/base-*"))) - len(named)) if named else lost

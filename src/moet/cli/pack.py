@@ -20,7 +20,13 @@ class BarProgress(Progress):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn(compact=True))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            DownloadColumn(True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(compact=True),
+        )
         self.bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.task = self.bar.add_task("opening", total=None)
         self.said = ""
@@ -45,7 +51,9 @@ class BarProgress(Progress):
         self.bar.stop()
 
 
-def open_source(src: str, dst: Path, *, consume: bool, wait: float, revision: str | None, progress: Progress) -> ShardSource:
+def open_source(
+    src: str, dst: Path, *, consume: bool, wait: float, revision: str | None, progress: Progress
+) -> ShardSource:
     """A folder, complete or growing, or a Hub id ORG/NAME. Raises CheckpointError if it is neither."""
     from moet.checkpoint.sources_remote import GrowingSource, HubSource, is_hub_id
 
@@ -54,20 +62,37 @@ def open_source(src: str, dst: Path, *, consume: bool, wait: float, revision: st
     if is_hub_id(src):
         store = dst / ".moet" / "download" if consume else None
         return HubSource(src, revision=revision, store=store, consume=consume, waiting=progress.stage)
-    raise CheckpointError(f"{src}: expected a checkpoint folder or a Hub id ORG/NAME, found {'a file' if Path(src).exists() else 'neither'}")
+    raise CheckpointError(
+        f"{src}: expected a checkpoint folder or a Hub id ORG/NAME, found {'a file' if Path(src).exists() else 'neither'}"
+    )
 
 
 def pack(
-    src: Annotated[str, typer.Argument(help="checkpoint folder (complete, or still being downloaded) or Hub id ORG/NAME")],
+    src: Annotated[
+        str, typer.Argument(help="checkpoint folder (complete, or still being downloaded) or Hub id ORG/NAME")
+    ],
     dst: Annotated[Path, typer.Argument(help="folder of the pack; an unfinished pack is continued")],
-    native: Annotated[bool, typer.Option(help="also keep the checkpoint's own experts, bit for bit, as rows")] = True,
-    consume: Annotated[bool, typer.Option(help="delete each shard once everything from it is on disk; a local SRC is then gone")] = False,
+    native: Annotated[
+        bool, typer.Option(help="also keep the checkpoint's own experts, bit for bit, as rows")
+    ] = True,
+    consume: Annotated[
+        bool,
+        typer.Option(help="delete each shard once everything from it is on disk; a local SRC is then gone"),
+    ] = False,
     workers: Annotated[int, typer.Option(help="experts in work at a time; 0: one a core", min=0)] = 0,
-    wait: Annotated[float, typer.Option(help="seconds without any progress of a download before a missing shard is an error", min=0)] = 120.0,
+    wait: Annotated[
+        float,
+        typer.Option(
+            help="seconds without any progress of a download before a missing shard is an error", min=0
+        ),
+    ] = 120.0,
     revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a Hub id")] = None,
-    json_report: Annotated[bool, typer.Option("--json", help="print the report as JSON on standard output")] = False,
+    json_report: Annotated[
+        bool, typer.Option("--json", help="print the report as JSON on standard output")
+    ] = False,
 ) -> None:
-    """Makes a pack, a model folder with 2-bit experts, from a checkpoint. Stopped at any point, the same command goes on."""
+    """Makes a pack, a model folder with 2-bit experts, from a checkpoint. Stopped at any point, the same
+    command goes on."""
     from moet.pack.packer import pack as run
 
     console = Console(stderr=True, soft_wrap=True)
@@ -81,7 +106,8 @@ def pack(
 
 
 def report_dict(outcome, dst: Path) -> dict:
-    """The report that moet.json has, with what only this run knows: where, how long, whether it continued another."""
+    """The report that moet.json has, with what only this run knows: where, how long, whether it continued
+    another."""
     import msgspec
 
     m = outcome.manifest
@@ -110,10 +136,27 @@ def print_report(outcome, dst: Path, console: Console) -> None:
         table.add_row(name, f"{p.error:.4f}", f"{p.bias:+.6f}", f"{p.mean_abs_bias:.6f}")
     console.print(table)
     error, where = worst(m.layers)
-    native = f", native {r.native_bits:.3f} bits a weight ({gib(r.native_bytes)})" if r.native_bytes else ", no native rows"
+    native = (
+        f", native {r.native_bits:.3f} bits a weight ({gib(r.native_bytes)})"
+        if r.native_bytes
+        else ", no native rows"
+    )
     console.print(f"largest error {error:.4f}: {where}", highlight=False)
-    console.print(f"base {r.base_bits:.3f} bits a weight ({gib(r.base_bytes)}){native}, dense {gib(r.dense_bytes)}", highlight=False)
-    speed = f", {outcome.packed_bytes / max(outcome.seconds, 1e-9) / 1e9:.2f} GB/s of source" if outcome.packed_bytes else ""
-    did = "was finished already" if outcome.was_finished else f"{'continued and ' if outcome.resumed else ''}finished in {outcome.seconds:.1f} s{speed}"
-    console.print(f"{dst}: {gib(pack_bytes(m))}, {len(m.layers)} MoE layers, {did}", highlight=False, markup=False)
+    console.print(
+        f"base {r.base_bits:.3f} bits a weight ({gib(r.base_bytes)}){native}, dense {gib(r.dense_bytes)}",
+        highlight=False,
+    )
+    speed = (
+        f", {outcome.packed_bytes / max(outcome.seconds, 1e-9) / 1e9:.2f} GB/s of source"
+        if outcome.packed_bytes
+        else ""
+    )
+    did = (
+        "was finished already"
+        if outcome.was_finished
+        else f"{'continued and ' if outcome.resumed else ''}finished in {outcome.seconds:.1f} s{speed}"
+    )
+    console.print(
+        f"{dst}: {gib(pack_bytes(m))}, {len(m.layers)} MoE layers, {did}", highlight=False, markup=False
+    )
     console.print(f"fingerprint {m.fingerprint}", highlight=False)

@@ -13,10 +13,22 @@ from moet.cli.pack import BarProgress, open_source
 
 def verify(
     pack: Annotated[Path, typer.Argument(help="pack folder")],
-    repair: Annotated[str | None, typer.Option(metavar="SRC", help="mend from the checkpoint that the pack was made from: folder or Hub id")] = None,
+    repair: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SRC", help="mend from the checkpoint that the pack was made from: folder or Hub id"
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(help="files and rows in work at a time; 0: one a core", min=0)] = 0,
-    wait: Annotated[float, typer.Option(help="seconds without any progress of SRC's download before a missing shard is an error", min=0)] = 120.0,
-    json_report: Annotated[bool, typer.Option("--json", help="print what was found as JSON on standard output")] = False,
+    wait: Annotated[
+        float,
+        typer.Option(
+            help="seconds without any progress of SRC's download before a missing shard is an error", min=0
+        ),
+    ] = 120.0,
+    json_report: Annotated[
+        bool, typer.Option("--json", help="print what was found as JSON on standard output")
+    ] = False,
 ) -> None:
     """Checks every byte of a pack. Leaves with 1 if anything is wrong and was not repaired."""
     from moet.pack.repair import repair as mend
@@ -32,8 +44,19 @@ def verify(
             verdict, rewritten = outcome.before, outcome.rewritten
     good = verdict.ok or bool(rewritten)
     if json_report:
-        found = {"pack": str(pack), "ok": good, "faults": [asdict(f) for f in verdict.faults], "warnings": verdict.warnings}
-        print(json.dumps(found | {"rewritten": rewritten, "bytes": verdict.bytes, "seconds": round(verdict.seconds, 3)}, indent=1))
+        found = {
+            "pack": str(pack),
+            "ok": good,
+            "faults": [asdict(f) for f in verdict.faults],
+            "warnings": verdict.warnings,
+        }
+        print(
+            json.dumps(
+                found
+                | {"rewritten": rewritten, "bytes": verdict.bytes, "seconds": round(verdict.seconds, 3)},
+                indent=1,
+            )
+        )
     else:
         out = Console(soft_wrap=True, highlight=False, markup=False)
         for fault in verdict.faults:
@@ -43,6 +66,8 @@ def verify(
         for name in rewritten:
             out.print(f"rewritten: {name}")
         rate = f"{verdict.bytes / 1e9:.2f} GB in {verdict.seconds:.1f} s ({verdict.bytes / 1e9 / max(verdict.seconds, 1e-9):.2f} GB/s)"
-        out.print(f"{pack}: {'every byte is right' if verdict.ok else f'{len(verdict.faults)} faults'}{', repaired' if rewritten else ''}; {rate}")
+        out.print(
+            f"{pack}: {'every byte is right' if verdict.ok else f'{len(verdict.faults)} faults'}{', repaired' if rewritten else ''}; {rate}"
+        )
     if not good:
         raise typer.Exit(1)

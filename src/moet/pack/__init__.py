@@ -1,4 +1,5 @@
-"""The pack: a model folder with rows of experts. `Pack.open` reads one, `pack` makes one, `verify` and `repair` keep one right."""
+"""The pack: a model folder with rows of experts. `Pack.open` reads one, `pack` makes one, `verify` and
+`repair` keep one right."""
 
 from moet.pack.reader import LayerFiles, Pack, Rows
 

@@ -1,4 +1,5 @@
-"""Every tensor that is not a routed expert, byte for byte: one dense file per source shard that holds any, copied in pieces."""
+"""Every tensor that is not a routed expert, byte for byte: one dense file per source shard that holds any,
+copied in pieces."""
 
 import json
 import os
@@ -21,12 +22,17 @@ def file_name(number: int, count: int) -> str:
 
 
 def copy(checkpoint: Checkpoint, shard: str, name: str, out: TempFile) -> DenseFile:
-    """Writes the dense tensors of `shard` to `out` in the shard's order. Never more than 4 MiB of them in memory. Raises CheckpointError if the shard is cut."""
+    """Writes the dense tensors of `shard` to `out` in the shard's order. Never more than 4 MiB of them in
+    memory. Raises CheckpointError if the shard is cut."""
     infos = [checkpoint.tensor_info(tensor) for tensor in checkpoint.dense_names(shard)]
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for info in infos:
-        entries[info.name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [end, end + info.nbytes]}
+        entries[info.name] = {
+            "dtype": info.dtype,
+            "shape": list(info.shape),
+            "data_offsets": [end, end + info.nbytes],
+        }
         end += info.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -56,7 +62,9 @@ def _pieces(info: TensorInfo, buffer: bytearray) -> Iterator[memoryview]:
                 view = memoryview(buffer)[: min(len(buffer), info.nbytes - done)]
                 got = os.preadv(file.fileno(), [view], info.offset + done)
                 if not got:
-                    raise CheckpointError(f"{info.file}, tensor {info.name}: expected {info.nbytes} bytes, found {done}; the file is cut, fetch it again")
+                    raise CheckpointError(
+                        f"{info.file}, tensor {info.name}: expected {info.nbytes} bytes, found {done}; the file is cut, fetch it again"
+                    )
                 done += got
                 yield view[:got]
     except OSError as e:

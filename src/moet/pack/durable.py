@@ -1,4 +1,5 @@
-"""Files that are either whole or not there: a temporary file in DST/.moet, fsync, rename, fsync of the folder."""
+"""Files that are either whole or not there: a temporary file in DST/.moet, fsync, rename, fsync of the
+folder."""
 
 import contextlib
 import ctypes
@@ -16,7 +17,8 @@ SYNC_FILE_RANGE_WRITE = 2
 
 
 def work_dir(root: Path) -> Path:
-    """Where an unfinished pack keeps its lock, its journal and its temporary files. Gone once the pack is finished."""
+    """Where an unfinished pack keeps its lock, its journal and its temporary files. Gone once the pack is
+    finished."""
     return root / WORK
 
 
@@ -31,7 +33,9 @@ def explained(root: Path, doing: str) -> Iterator[None]:
                 f"{root}: no space left while writing {doing} ({os.strerror(e.errno)}). Finished layers are kept: make room and run the same command again"
             ) from e
         where = f" ({e.filename})" if e.filename else ""
-        raise PackError(f"{root}: expected to be able to write {doing}, found: {e.strerror or e}{where}") from e
+        raise PackError(
+            f"{root}: expected to be able to write {doing}, found: {e.strerror or e}{where}"
+        ) from e
 
 
 def sync_dir(path: Path) -> None:
@@ -43,7 +47,8 @@ def sync_dir(path: Path) -> None:
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:
-    """Asks the kernel to start writing a range now, so that the fsync at the end of a layer is short and dirty pages stay few."""
+    """Asks the kernel to start writing a range now, so that the fsync at the end of a layer is short and
+    dirty pages stay few."""
     _sync_file_range()(fd, offset, length, SYNC_FILE_RANGE_WRITE)
 
 
@@ -65,7 +70,8 @@ def pwrite_all(fd: int, data, offset: int) -> None:
 
 
 class TempFile:
-    """A file under construction. `commit` makes it appear under its name; leaving the `with` block without that removes it."""
+    """A file under construction. `commit` makes it appear under its name; leaving the `with` block without
+    that removes it."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.name = root, name
@@ -90,7 +96,7 @@ class TempFile:
 
     def __exit__(self, *_) -> None:
         os.close(self.fd)
-        self.path.unlink(missing_ok=True)   # after commit it has another name
+        self.path.unlink(missing_ok=True)  # after commit it has another name
 
 
 def write_whole(root: Path, name: str, data: bytes) -> None:
@@ -100,7 +106,8 @@ def write_whole(root: Path, name: str, data: bytes) -> None:
 
 
 def sweep(root: Path) -> int:
-    """Removes the temporary files of a run that was killed; call it under the lock. Returns how many there were."""
+    """Removes the temporary files of a run that was killed; call it under the lock. Returns how many there
+    were."""
     orphans = list(work_dir(root).glob("tmp-*"))
     for path in orphans:
         path.unlink()

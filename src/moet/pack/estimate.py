@@ -15,7 +15,8 @@ from moet.pack.space import Need
 
 @dataclass(frozen=True)
 class Plan:
-    """`need`: bytes of the pack. source_total, source_done: bytes of the source that go into it, and those that an earlier run has taken."""
+    """`need`: bytes of the pack. source_total, source_done: bytes of the source that go into it, and those
+    that an earlier run has taken."""
 
     need: Need
     source_total: int
@@ -23,7 +24,8 @@ class Plan:
 
 
 def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool) -> Plan:
-    """`exact`: all shards are there. Otherwise all layers are taken to be like the first one that is not finished, and the dense tensors are what the
+    """`exact`: all shards are there. Otherwise all layers are taken to be like the first one that is not
+    finished, and the dense tensors are what the
     index's total size leaves after the experts."""
     base = native_bytes = experts = done = 0
     like: MoeLayer | None = None
@@ -43,14 +45,22 @@ def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool) ->
     present = sum(f.bytes for e in journal.layers.values() for f in (e.layer.base, e.layer.native) if f)
     dense_done = sum(e.digest.bytes for e in journal.dense.values())
     if exact:
-        dense = sum(checkpoint.tensor_info(name).nbytes for shard in checkpoint.dense_shards for name in checkpoint.dense_names(shard))
+        dense = sum(
+            checkpoint.tensor_info(name).nbytes
+            for shard in checkpoint.dense_shards
+            for name in checkpoint.dense_names(shard)
+        )
     else:
         dense = max(dense_done, _total_size(checkpoint.root) - experts)
     return Plan(Need(base, native_bytes, dense, present + dense_done), experts + dense, done + dense_done)
 
 
 def _file_bytes(checkpoint: Checkpoint, layer: MoeLayer, like: MoeLayer, format: str) -> int:
-    return ALIGN + layer.experts * RowGeometry(format, checkpoint.spec.hidden, layer.inter, checkpoint.biased(like.index)).row_bytes
+    return (
+        ALIGN
+        + layer.experts
+        * RowGeometry(format, checkpoint.spec.hidden, layer.inter, checkpoint.biased(like.index)).row_bytes
+    )
 
 
 def _total_size(root: Path) -> int:

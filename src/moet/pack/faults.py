@@ -10,7 +10,8 @@ Kind = Literal["manifest", "header", "row", "row file", "file"]
 class Fault:
     """One thing that is wrong.
 
-    kind    manifest (moet.json), header or row of a row file, row file (missing or of a wrong size as a whole), file (any other)
+    kind    manifest (moet.json), header or row of a row file, row file (missing or of a wrong size as a
+            whole), file (any other)
     layer, expert   where it is, if it is in rows; rows: "base" or "native"
     """
 
@@ -32,7 +33,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`warnings` are files that the pack does not know (a README may be added). `bytes` were read in `seconds`."""
+    """`warnings` are files that the pack does not know (a README may be added). `bytes` were read in
+    `seconds`."""
 
     faults: tuple[Fault, ...]
     warnings: tuple[str, ...]

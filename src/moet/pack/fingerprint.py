@@ -1,9 +1,12 @@
-"""What a pack was made from, by content only: the same for any copy, re-sharding or renaming of the checkpoint folder, and for no other one.
+"""What a pack was made from, by content only: the same for any copy, re-sharding or renaming of the
+checkpoint folder, and for no other one.
 
-names        blake3 of config.json (less the keys of CONFIG_NOISE) and of all tensor names: known before any tensor is read
+names        blake3 of config.json (less the keys of CONFIG_NOISE) and of all tensor names: known before any
+             tensor is read
 expert       blake3 of an expert's matrices: format, shape, scale dtype, multiplier, codes, scales, bias
 layer        blake3 of the expert digests in order
-fingerprint  blake3 of names, of every layer's digest, and of name, dtype, shape and blake3 of every other tensor
+fingerprint  blake3 of names, of every layer's digest, and of name, dtype, shape and blake3 of every other
+             tensor
 """
 
 import json
@@ -66,4 +69,6 @@ def _add(digest: Any, m: Matrix) -> None:
 
 
 def _hash(value: Any) -> str:
-    return blake3(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()
+    return blake3(
+        json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    ).hexdigest()

@@ -1,4 +1,5 @@
-"""DST/.moet/journal.json: what a pack that is not finished yet already holds, so that a rerun goes on and writes the same bytes."""
+"""DST/.moet/journal.json: what a pack that is not finished yet already holds, so that a rerun goes on and
+writes the same bytes."""
 
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from moet.errors import PackError
 from moet.pack import durable
 from moet.pack.fingerprint import TensorDigest
 from moet.pack.manifest import FileDigest, Layer, Struct
+from moet.quantize import RowReport
 
 NAME = f"{durable.WORK}/journal.json"
 
@@ -31,20 +33,12 @@ class Settings(Struct):
     native: bool
 
 
-class Sums(Struct):
-    """Exact sums behind a layer's report, so that the summary of a resumed run has the bits of an undisturbed one.
-
-    By projection (gate, up, down): weights, sum v^2, sum (q-v)^2, sum (q-v)/2^e, sum over matrices of |bias|, matrices.
-    """
-
-    projections: tuple[tuple[int, float, float, float, float, int], ...]
-
-
 class LayerEntry(Struct):
-    """first: digest of expert 0, with which a rerun checks cheaply that it reads the same source. source_bytes: what its experts were in the source."""
+    """first: digest of expert 0, with which a rerun checks cheaply that it reads the same source.
+    source_bytes: what its experts were in the source."""
 
     layer: Layer
-    sums: Sums
+    sums: RowReport
     first: str
     source_bytes: int
 
@@ -75,14 +69,20 @@ def load(root: Path, settings: Settings) -> Journal:
     except FileNotFoundError:
         return Journal(settings)
     except msgspec.DecodeError as e:
-        raise PackError(f"{root / NAME}: expected the journal of this version, found: {e}. Delete {root} and pack again") from None
+        raise PackError(
+            f"{root / NAME}: expected the journal of this version, found: {e}. Delete {root} and pack again"
+        ) from None
     refuse_other(root, journal.settings, settings)
     return journal
 
 
 def refuse_other(root: Path, found: Settings, wanted: Settings) -> None:
     """Raises PackError that shows both values of the first setting that differs."""
-    words = {"moet": "pack format", "names": "source fingerprint (config and tensor names)", "native": "native rows"}
+    words = {
+        "moet": "pack format",
+        "names": "source fingerprint (config and tensor names)",
+        "native": "native rows",
+    }
     for field in Settings.__struct_fields__:
         have, want = getattr(found, field), getattr(wanted, field)
         if have != want:
@@ -93,4 +93,8 @@ def refuse_other(root: Path, found: Settings, wanted: Settings) -> None:
 
 
 def _show(value: object) -> str:
-    return {True: "yes (--native)", False: "no (--no-native)"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return (
+        {True: "yes (--native)", False: "no (--no-native)"}.get(value, str(value))
+        if isinstance(value, bool)
+        else str(value)
+    )

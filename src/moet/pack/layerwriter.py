@@ -1,6 +1,8 @@
-"""One layer: its experts are read, hashed, encoded and written at their row's offset by a few workers, then both files appear at once.
+"""One layer: its experts are read, hashed, encoded and written at their row's offset by a few workers, then
+both files appear at once.
 
-Each worker takes an expert through all steps: read, encode, checksum and write release the GIL, nothing is handed from thread to thread, and
+Each worker takes an expert through all steps: read, encode, checksum and write release the GIL, nothing is
+handed from thread to thread, and
 no more experts are in memory than there are workers.
 """
 
@@ -40,7 +42,11 @@ class Geometries:
     def of(cls, weights: ExpertWeights) -> "Geometries":
         hidden, inter, biased = weights.gate.cols, weights.gate.rows, weights.gate.bias is not None
         native = weights.gate.format
-        return cls(RowGeometry("sym2", hidden, inter, biased), RowGeometry(native, hidden, inter, biased), weights.gate.scale_dtype)
+        return cls(
+            RowGeometry("sym2", hidden, inter, biased),
+            RowGeometry(native, hidden, inter, biased),
+            weights.gate.scale_dtype,
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class RowEncoder:
         self._local = threading.local()
 
     def __call__(self, weights: ExpertWeights) -> tuple[RowReport, np.ndarray, np.ndarray | None]:
-        """The views are valid until this thread's next call. Raises CheckpointError if the expert is not like its layer's first."""
+        """The views are valid until this thread's next call. Raises CheckpointError if the expert is not
+        like its layer's first."""
         g = self.geometries
         if (found := Geometries.of(weights)) != g:
             raise CheckpointError(
@@ -83,20 +90,33 @@ class RowEncoder:
 
 
 def workers_that_fit(workers: int, expert_bytes: int) -> int:
-    """At most `workers`, at least one, so that experts in work stay within WORKING_SET: each is there as read, as native row and as base row."""
+    """At most `workers`, at least one, so that experts in work stay within WORKING_SET: each is there as
+    read, as native row and as base row."""
     return max(1, min(workers, WORKING_SET // (3 * expert_bytes)))
 
 
 def write_layer(
-    checkpoint: Checkpoint, layer: MoeLayer, root: Path, *, native: bool, pool: ThreadPoolExecutor, advance: Callable[[], None]
+    checkpoint: Checkpoint,
+    layer: MoeLayer,
+    root: Path,
+    *,
+    native: bool,
+    pool: ThreadPoolExecutor,
+    advance: Callable[[], None],
 ) -> LayerEntry:
-    """Writes the row files of one layer and makes them appear; the journal is the caller's. `advance` is called once an expert."""
+    """Writes the row files of one layer and makes them appear; the journal is the caller's. `advance` is
+    called once an expert."""
     g = Geometries.of(checkpoint.expert(layer.index, 0))
     encoder = RowEncoder(g, native)
     with contextlib.ExitStack() as stack:
         kinds = [("base", g.base)] + [("native", g.native)] * native
-        files = {kind: stack.enter_context(TempFile(root, rowfile.file_name(kind, layer.index))) for kind, _ in kinds}
-        heads = {kind: rowfile.header(layer.index, geo.format, layer.experts, geo.row_bytes) for kind, geo in kinds}
+        files = {
+            kind: stack.enter_context(TempFile(root, rowfile.file_name(kind, layer.index)))
+            for kind, _ in kinds
+        }
+        heads = {
+            kind: rowfile.header(layer.index, geo.format, layer.experts, geo.row_bytes) for kind, geo in kinds
+        }
 
         def put(kind: str, expert: int, row: np.ndarray) -> str:
             offset = len(heads[kind]) + expert * row.nbytes
@@ -121,20 +141,29 @@ def write_layer(
     def row_file(kind: str, geo: RowGeometry, rows: tuple[str, ...]) -> RowFile:
         scale_dtype = g.scale_dtype if kind == "native" else ""
         head = heads[kind]
-        return RowFile(rowfile.file_name(kind, layer.index), len(head), geo.format, geo.row_bytes, blake3(head).hexdigest(), scale_dtype, rows)
+        return RowFile(
+            rowfile.file_name(kind, layer.index),
+            len(head),
+            geo.format,
+            geo.row_bytes,
+            blake3(head).hexdigest(),
+            scale_dtype,
+            rows,
+        )
 
-    layer_report, sums = report.layer_report([d.report for d in done])
+    reports = [d.report for d in done]
     entry = Layer(
         layer.index, layer.prefix, layer.experts, g.base.inter, layer.mtp, g.base.biased, fingerprint.layer(d.source for d in done),
         row_file("base", g.base, tuple(d.base for d in done)),
         row_file("native", g.native, tuple(d.native for d in done)) if native else None,
-        layer_report,
+        report.layer_report(reports),
     )  # fmt: skip
-    return LayerEntry(entry, sums, done[0].source, layer.experts * checkpoint.expert_bytes(layer.index))
+    return LayerEntry(entry, report.merged(reports), done[0].source, layer.experts * checkpoint.expert_bytes(layer.index))
 
 
 def _in_order(futures: list[Future[Encoded]], advance: Callable[[], None]) -> list[Encoded]:
-    """All results. After a failure nothing new starts, and what runs is waited for: it still writes to the files that are about to be closed."""
+    """All results. After a failure nothing new starts, and what runs is waited for: it still writes to the
+    files that are about to be closed."""
     try:
         results = []
         for future in futures:

@@ -1,4 +1,5 @@
-"""One packer a folder: flock on DST/.moet/lock, which the kernel drops when its holder dies, however it dies."""
+"""One packer a folder: flock on DST/.moet/lock, which the kernel drops when its holder dies, however it
+dies."""
 
 import contextlib
 import fcntl
@@ -15,7 +16,8 @@ from moet.pack.durable import work_dir
 
 @contextlib.contextmanager
 def hold(root: Path) -> Iterator[None]:
-    """Holds the pack folder `root`; makes it if needed. Raises PackError naming the holder if another process has it."""
+    """Holds the pack folder `root`; makes it if needed. Raises PackError naming the holder if another
+    process has it."""
     folder = work_dir(root)
     try:
         if root.exists() and not root.is_dir():
@@ -23,7 +25,9 @@ def hold(root: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         fd = _acquire(folder / "lock", root)
     except OSError as e:
-        raise PackError(f"{root}: expected a folder that can be written, found: {e.strerror} ({e.filename or folder})") from e
+        raise PackError(
+            f"{root}: expected a folder that can be written, found: {e.strerror} ({e.filename or folder})"
+        ) from e
     try:
         yield
     finally:
@@ -50,8 +54,11 @@ def _acquire(path: Path, root: Path) -> int:
         except BlockingIOError:
             holder = _holder(fd)
             os.close(fd)
-            raise PackError(f"{root}: another packer is writing here ({holder}); wait for it, or choose another folder") from None
-        # A holder that finished has unlinked the file: then this lock guards nothing, and a new file is the lock.
+            raise PackError(
+                f"{root}: another packer is writing here ({holder}); wait for it, or choose another folder"
+            ) from None
+        # A holder that finished has unlinked the file: then this lock guards nothing, and a new file is the
+        # lock.
         try:
             if os.fstat(fd).st_ino == os.stat(path).st_ino:
                 os.ftruncate(fd, 0)

@@ -1,4 +1,5 @@
-"""moet.json: what is in a pack and the digest of every byte of it. Written in one canonical form, so that any changed byte shows."""
+"""moet.json: what is in a pack and the digest of every byte of it. Written in one canonical form, so that
+any changed byte shows."""
 
 import re
 from pathlib import Path
@@ -15,11 +16,13 @@ CODEBOOK = (-4, -1, 1, 4)
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of every object in moet.json: immutable, and a field that this version does not know is an error."""
+    """Base of every object in moet.json: immutable, and a field that this version does not know is an
+    error."""
 
 
 class Source(Struct):
-    """The checkpoint that was packed: its first `architectures` entry, and config.json's `_name_or_path` ("" if it has none)."""
+    """The checkpoint that was packed: its first `architectures` entry, and config.json's `_name_or_path` (""
+    if it has none)."""
 
     architecture: str
     name: str
@@ -65,7 +68,8 @@ class RowFile(Struct):
 
 
 class ProjectionReport(Struct):
-    """Per expert, of one projection: relative RMS error |q - v| / |v|, and sign bias, the mean of (q - v) / 2^e. 5 significant digits.
+    """Per expert, of one projection: relative RMS error |q - v| / |v|, and sign bias, the mean of (q - v) /
+    2^e. 5 significant digits.
 
     alternated  experts whose zeros were all of one sign, so that their signs alternate by column
     """
@@ -104,7 +108,8 @@ class FileDigest(Struct):
 
 
 class ProjectionSummary(Struct):
-    """Over all experts of all layers: error = sqrt(sum (q-v)^2 / sum v^2), bias = mean of (q-v)/2^e, mean_abs_bias = mean over matrices of |bias|."""
+    """Over all experts of all layers: error = sqrt(sum (q-v)^2 / sum v^2), bias = mean of (q-v)/2^e,
+    mean_abs_bias = mean over matrices of |bias|."""
 
     error: float
     bias: float
@@ -112,7 +117,8 @@ class ProjectionSummary(Struct):
 
 
 class Report(Struct):
-    """weights: routed expert weights. base_bits, native_bits: bits a weight of the row files, headers and padding counted."""
+    """weights: routed expert weights. base_bits, native_bits: bits a weight of the row files, headers and
+    padding counted."""
 
     weights: int
     base_bits: float
@@ -144,33 +150,44 @@ class Manifest(Struct):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The canonical bytes: fields in declaration order, files by name, no spaces, shortest floats, the digest filled in, one newline."""
+    """The canonical bytes: fields in declaration order, files by name, no spaces, shortest floats, the
+    digest filled in, one newline."""
     ordered = msgspec.structs.replace(manifest, files=dict(sorted(manifest.files.items())), digest="")
     digest = blake3(msgspec.json.encode(ordered)).hexdigest()
     return msgspec.json.encode(msgspec.structs.replace(ordered, digest=digest)) + b"\n"
 
 
 def decode(data: bytes, path: Path | str = NAME) -> Manifest:
-    """Raises PackError: not JSON, another format version (named, with the way out), or not the canonical bytes (damaged)."""
+    """Raises PackError: not JSON, another format version (named, with the way out), or not the canonical
+    bytes (damaged)."""
     again = "`moet verify PACK --repair SRC` rewrites it"
     try:
         version = version_of(data)
     except msgspec.DecodeError as e:
         raise PackError(f"{path}: expected a moet.json, found damaged JSON ({e}); {again}") from None
     if version != FORMAT_VERSION and not is_damaged_version(data):
-        way = "a newer moet reads it" if isinstance(version, int) and version > FORMAT_VERSION else "pack the checkpoint again with this moet"
+        way = (
+            "a newer moet reads it"
+            if isinstance(version, int) and version > FORMAT_VERSION
+            else "pack the checkpoint again with this moet"
+        )
         raise PackError(f"{path}: expected pack format {FORMAT_VERSION}, found format {version}; {way}")
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as e:
-        raise PackError(f"{path}: expected the fields of pack format {FORMAT_VERSION}, found: {e}; {again}") from None
+        raise PackError(
+            f"{path}: expected the fields of pack format {FORMAT_VERSION}, found: {e}; {again}"
+        ) from None
     if encode(manifest) != data:
-        raise PackError(f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, found a file that was changed; {again}")
+        raise PackError(
+            f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, found a file that was changed; {again}"
+        )
     return manifest
 
 
 def is_damaged_version(data: bytes) -> bool:
-    """Whether this is a moet.json of this version in which only the version's own digits were changed: damage, not another format."""
+    """Whether this is a moet.json of this version in which only the version's own digits were changed:
+    damage, not another format."""
     mended = re.sub(rb'^\{"moet":[^,]*,', b'{"moet":%d,' % FORMAT_VERSION, data, count=1)
     try:
         return mended != data and encode(msgspec.json.decode(mended, type=Manifest)) == mended
@@ -184,7 +201,8 @@ def version_of(data: bytes) -> Any:
 
 
 def read(root: Path) -> Manifest:
-    """The manifest of the pack folder `root`. Raises PackError that says what the folder is instead, and the way out."""
+    """The manifest of the pack folder `root`. Raises PackError that says what the folder is instead, and the
+    way out."""
     path = root / NAME
     try:
         return decode(path.read_bytes(), path)
@@ -193,10 +211,18 @@ def read(root: Path) -> Manifest:
     except OSError as e:
         raise PackError(f"{path}: expected a readable file, found: {e.strerror}") from None
     if not root.is_dir():
-        raise PackError(f"{root}: expected a pack folder, found {'a file' if root.exists() else 'nothing there'}")
+        raise PackError(
+            f"{root}: expected a pack folder, found {'a file' if root.exists() else 'nothing there'}"
+        )
     if (root / ".moet").is_dir():
-        raise PackError(f"{root}: expected a pack, found an unfinished one (no {NAME}); run `moet pack` again, it goes on where it stopped")
-    hint = "; it looks like a checkpoint: `moet pack SRC DST` makes a pack of it" if (root / "config.json").exists() else ""
+        raise PackError(
+            f"{root}: expected a pack, found an unfinished one (no {NAME}); run `moet pack` again, it goes on where it stopped"
+        )
+    hint = (
+        "; it looks like a checkpoint: `moet pack SRC DST` makes a pack of it"
+        if (root / "config.json").exists()
+        else ""
+    )
     raise PackError(f"{root}: expected a pack, found a folder without {NAME}{hint}")
 
 

@@ -1,4 +1,5 @@
-"""The small files of a model folder: config.json with moet's entry in its quantization config, and what is copied as it is."""
+"""The small files of a model folder: config.json with moet's entry in its quantization config, and what is
+copied as it is."""
 
 import json
 import os
@@ -18,10 +19,13 @@ LARGEST = 256 << 20
 
 
 def pack_config(text: bytes, has_hf_quant_config: bool) -> bytes:
-    """config.json of the pack: `quantization_config` gains {"moet": {"format": 1}} and stays otherwise as it is.
+    """config.json of the pack: `quantization_config` gains {"moet": {"format": 1}} and stays otherwise as it
+    is.
 
-    A model without one gets {"quant_method": "moet", "moet": ...}. Where only hf_quant_config.json describes the quantization, the text stays as it is:
-    vLLM reads that file only if config.json has no `quantization_config`. A `quantization_config` inside text_config is extended there.
+    A model without one gets {"quant_method": "moet", "moet": ...}. Where only hf_quant_config.json describes
+    the quantization, the text stays as it is:
+    vLLM reads that file only if config.json has no `quantization_config`. A `quantization_config` inside
+    text_config is extended there.
     """
     config: dict[str, Any] = json.loads(text)
     entry = {"format": FORMAT_VERSION}
@@ -49,7 +53,8 @@ def original_config(text: bytes) -> dict[str, Any]:
 
 
 def copied(root: Path) -> list[str]:
-    """Relative names of the files of a checkpoint folder that the pack copies: tokenizer, templates, generation config, code, licence."""
+    """Relative names of the files of a checkpoint folder that the pack copies: tokenizer, templates,
+    generation config, code, licence."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in LEFT_FOLDERS)
@@ -70,7 +75,13 @@ def _is_copied(relative: str) -> bool:
 
 def index_json(tensor_files: dict[str, str], total_size: int) -> bytes:
     """model.safetensors.index.json of the dense tensors."""
-    return json.dumps({"metadata": {"total_size": total_size}, "weight_map": dict(sorted(tensor_files.items()))}, indent=2).encode() + b"\n"
+    return (
+        json.dumps(
+            {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(tensor_files.items()))},
+            indent=2,
+        ).encode()
+        + b"\n"
+    )
 
 
 def refuse_folders(src: Path, dst: Path) -> None:
@@ -79,7 +90,9 @@ def refuse_folders(src: Path, dst: Path) -> None:
     if (src / "moet.json").exists():
         raise PackError(f"{src}: expected a checkpoint, found a pack (moet.json); there is nothing to pack")
     if a == b:
-        raise PackError(f"{dst}: expected another folder than the source; the pack is a model folder of its own")
+        raise PackError(
+            f"{dst}: expected another folder than the source; the pack is a model folder of its own"
+        )
     downloads = b / ".moet"  # where --consume keeps the shards of a Hub repository
     if a in b.parents or (b in a.parents and downloads not in a.parents):
         raise PackError(f"{dst}: expected a folder outside {src} and not around it; one is inside the other")

@@ -1,4 +1,5 @@
-"""`moet pack`: checkpoint folder (complete, growing, or on the Hub) to pack folder. Whatever kills it, running it again goes on and gives the same bytes."""
+"""`moet pack`: checkpoint folder (complete, growing, or on the Hub) to pack folder. Whatever kills it,
+running it again goes on and gives the same bytes."""
 
 import os
 import time
@@ -10,7 +11,9 @@ from pathlib import Path
 from moet.checkpoint import Checkpoint, ShardSource
 from moet.errors import CheckpointError, PackError
 from moet.models import MoeLayer
-from moet.pack import dense, durable, estimate, fingerprint, journal as journals, lock, manifest as manifests, modelfiles, report, space
+from moet.pack import dense, durable, estimate, fingerprint, lock, modelfiles, report, space
+from moet.pack import journal as journals
+from moet.pack import manifest as manifests
 from moet.pack.durable import TempFile, explained
 from moet.pack.journal import Journal, Settings
 from moet.pack.layerwriter import workers_that_fit, write_layer
@@ -20,7 +23,8 @@ from moet.pack.progress import Progress
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did. `packed_bytes` are bytes of source experts and dense tensors that this run read; `resumed` says that an earlier run had begun."""
+    """What a run did. `packed_bytes` are bytes of source experts and dense tensors that this run read;
+    `resumed` says that an earlier run had begun."""
 
     manifest: Manifest
     seconds: float
@@ -30,29 +34,48 @@ class Outcome:
 
 
 def pack(
-    source: ShardSource, dst: Path, *, native: bool = True, consume: bool = False, workers: int | None = None, progress: Progress | None = None
+    source: ShardSource,
+    dst: Path,
+    *,
+    native: bool = True,
+    consume: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Packs `source` into the folder `dst`.
 
     native   also write the checkpoint's own experts as rows
     consume  call source.release(shard) once everything that came from the shard is on disk
     workers  experts in work at a time; None: one a core
-    Raises PackError (locked, other settings, no space, not writable), CheckpointError (source), QuantizeError (values). Finished layers are kept.
+    Raises PackError (locked, other settings, no space, not writable), CheckpointError (source),
+    QuantizeError (values). Finished layers are kept.
     """
     dst = Path(dst)
     modelfiles.refuse_folders(source.root, dst)
     with lock.hold(dst):
-        return _Run(source, dst, native, consume, workers or len(os.sched_getaffinity(0)), progress or Progress()).run()
+        return _Run(
+            source, dst, native, consume, workers or len(os.sched_getaffinity(0)), progress or Progress()
+        ).run()
 
 
 def rebuild(source: ShardSource, dst: Path, *, native: bool, workers: int, progress: Progress) -> Outcome:
-    """Makes a pack whose moet.json is lost again, file by file over the old ones. The caller holds the lock."""
+    """Makes a pack whose moet.json is lost again, file by file over the old ones. The caller holds the
+    lock."""
     return _Run(source, dst, native, False, workers, progress).run(over=True)
 
 
 class _Run:
-    def __init__(self, source: ShardSource, dst: Path, native: bool, consume: bool, workers: int, progress: Progress) -> None:
-        self.source, self.dst, self.native, self.consume, self.workers, self.progress = source, dst, native, consume, workers, progress
+    def __init__(
+        self, source: ShardSource, dst: Path, native: bool, consume: bool, workers: int, progress: Progress
+    ) -> None:
+        self.source, self.dst, self.native, self.consume, self.workers, self.progress = (
+            source,
+            dst,
+            native,
+            consume,
+            workers,
+            progress,
+        )
         self.started = time.monotonic()
         self.packed = 0
         durable.sweep(dst)
@@ -97,7 +120,9 @@ class _Run:
     def _refuse_other_contents(self) -> None:
         others = [p.name for p in self.dst.iterdir() if p.name != durable.WORK]
         if others and not (self.dst / journals.NAME).exists():
-            raise PackError(f"{self.dst}: expected an empty folder or an unfinished pack, found {', '.join(sorted(others)[:5])}. Choose another folder")
+            raise PackError(
+                f"{self.dst}: expected an empty folder or an unfinished pack, found {', '.join(sorted(others)[:5])}. Choose another folder"
+            )
 
     def _drop_lost_files(self) -> None:
         """Forgets what the journal names and the folder does not have in its full size."""
@@ -110,11 +135,16 @@ class _Run:
             key: entry for key, entry in self.journal.layers.items()
             if all(there(rows.file, rows.bytes) for rows in (entry.layer.base, entry.layer.native) if rows)
         }  # fmt: skip
-        files = {shard: entry for shard, entry in self.journal.dense.items() if there(entry.file, entry.digest.bytes)}
+        files = {
+            shard: entry
+            for shard, entry in self.journal.dense.items()
+            if there(entry.file, entry.digest.bytes)
+        }
         self.journal = Journal(self.journal.settings, layers, files)
 
     def _refuse_other_source(self) -> None:
-        """The first expert of every finished layer must still be what it was, where its shard is at hand without a download."""
+        """The first expert of every finished layer must still be what it was, where its shard is at hand
+        without a download."""
         for entry in self.journal.layers.values():
             index = entry.layer.index
             if not all(self._at_hand(shard) for shard in self.checkpoint.layer_shards(index)):
@@ -143,7 +173,8 @@ class _Run:
         self.progress.start(plan.source_total, plan.source_done)
 
     def _freed(self, written: int) -> int:
-        """With --consume on one file system the source's bytes come back, but for what is in work: two shards and a layer."""
+        """With --consume on one file system the source's bytes come back, but for what is in work: two
+        shards and a layer."""
         if not self.consume or self.source.root.stat().st_dev != self.dst.stat().st_dev:
             return 0
         sizes = [(self.source.root / s).stat().st_size for s in self.checkpoint.shards if self._at_hand(s)]
@@ -160,8 +191,18 @@ class _Run:
             self._dense(shard)
         self.progress.stage(f"layer {layer.index}")
         size = self.checkpoint.expert_bytes(layer.index)
-        with explained(self.dst, f"layer {layer.index}"), ThreadPoolExecutor(workers_that_fit(self.workers, size)) as pool:
-            entry = write_layer(self.checkpoint, layer, self.dst, native=self.native, pool=pool, advance=lambda: self._advance(size))
+        with (
+            explained(self.dst, f"layer {layer.index}"),
+            ThreadPoolExecutor(workers_that_fit(self.workers, size)) as pool,
+        ):
+            entry = write_layer(
+                self.checkpoint,
+                layer,
+                self.dst,
+                native=self.native,
+                pool=pool,
+                advance=lambda: self._advance(size),
+            )
             self.journal = self.journal.with_layer(entry)
             journals.write(self.dst, self.journal)
         report.refuse_bias(self.journal.layers.values())
@@ -183,11 +224,19 @@ class _Run:
 
     def _release(self, shard: str) -> None:
         """Lets a shard go once nothing is left to take from it. Everything taken is fsynced by then."""
-        has_index = (self.source.root / modelfiles.INDEX).exists()  # without it a rerun needs the shard's header to know the names
-        if not self.consume or not has_index or (shard in self.dense_names and shard not in self.journal.dense):
+        has_index = (
+            self.source.root / modelfiles.INDEX
+        ).exists()  # without it a rerun needs the shard's header to know the names
+        if (
+            not self.consume
+            or not has_index
+            or (shard in self.dense_names and shard not in self.journal.dense)
+        ):
             return
         for layer in self.checkpoint.spec.layers:
-            if str(layer.index) not in self.journal.layers and shard in self.checkpoint.layer_shards(layer.index):
+            if str(layer.index) not in self.journal.layers and shard in self.checkpoint.layer_shards(
+                layer.index
+            ):
                 return
         self.checkpoint.release(shard)
 
@@ -208,7 +257,9 @@ class _Run:
         tensors = [t for d in self.journal.dense.values() for t in d.tensors]
         manifest = Manifest(
             moet=manifests.FORMAT_VERSION,
-            fingerprint=fingerprint.whole(self.settings.names, [(e.layer.index, e.layer.source) for e in entries], tensors),
+            fingerprint=fingerprint.whole(
+                self.settings.names, [(e.layer.index, e.layer.source) for e in entries], tensors
+            ),
             names=self.settings.names,
             source=Source(spec.architecture, str(self.checkpoint.config.get("_name_or_path") or "")),
             hidden=spec.hidden,
@@ -227,8 +278,11 @@ class _Run:
         return manifests.read(self.dst)
 
     def _small_files(self) -> list[tuple[str, bytes]]:
-        return small_files(self.source.root, {t.name: d.file for d in self.journal.dense.values() for t in d.tensors},
-            sum(t.nbytes for d in self.journal.dense.values() for t in d.tensors))
+        return small_files(
+            self.source.root,
+            {t.name: d.file for d in self.journal.dense.values() for t in d.tensors},
+            sum(t.nbytes for d in self.journal.dense.values() for t in d.tensors),
+        )
 
 
 def small_files(root: Path, tensor_files: dict[str, str], total_size: int) -> list[tuple[str, bytes]]:

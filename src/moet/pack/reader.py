@@ -1,4 +1,5 @@
-"""Opening a pack: what the store, the kernels and the engine need to find every row, and nothing read but moet.json."""
+"""Opening a pack: what the store, the kernels and the engine need to find every row, and nothing read but
+moet.json."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from moet.pack.manifest import Layer, Manifest
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of one layer at one format are: row e is `geometry.row_bytes` bytes at data_offset + e * row_bytes of `path`.
+    """Where the rows of one layer at one format are: row e is `geometry.row_bytes` bytes at data_offset + e
+    * row_bytes of `path`.
 
     checksums   crc32c of each whole row, by expert
     """
@@ -46,13 +48,16 @@ class LayerFiles:
         found = {"base": self.base, "native": self.native}.get(precision)
         if found is None:
             have = "base" if self.native is None else "base, native"
-            raise PackError(f"layer {self.index}: expected {precision} rows, found {have}; pack again with --native")
+            raise PackError(
+                f"layer {self.index}: expected {precision} rows, found {have}; pack again with --native"
+            )
         return found
 
 
 @dataclass(frozen=True)
 class Pack:
-    """An opened pack. `layers` maps a layer's index to its files, ascending; `inter` is the largest of the layers'."""
+    """An opened pack. `layers` maps a layer's index to its files, ascending; `inter` is the largest of the
+    layers'."""
 
     root: Path
     manifest: Manifest
@@ -69,9 +74,11 @@ class Pack:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Reads moet.json and checks that every row file is there and has its size; no row is read (`moet verify` does that).
+        """Reads moet.json and checks that every row file is there and has its size; no row is read (`moet
+        verify` does that).
 
-        Raises PackError: no pack, an unfinished one, another format version, a changed moet.json, a missing or cut file.
+        Raises PackError: no pack, an unfinished one, another format version, a changed moet.json, a missing
+        or cut file.
         """
         root = Path(path)
         manifest = manifests.read(root)
@@ -93,14 +100,22 @@ def _layer_files(root: Path, manifest: Manifest, layer: Layer) -> LayerFiles:
         path = root / file.file
         g = geometry(manifest, layer, file.format)
         if g.row_bytes != file.row_bytes:
-            raise PackError(f"{path}: expected rows of {g.row_bytes} bytes ({file.format}), found {file.row_bytes} in {manifests.NAME}")
+            raise PackError(
+                f"{path}: expected rows of {g.row_bytes} bytes ({file.format}), found {file.row_bytes} in {manifests.NAME}"
+            )
         try:
             size = path.stat().st_size
         except OSError as e:
-            raise PackError(f"{path}: expected the rows of layer {layer.index}, found: {e.strerror}; run `moet verify {root}`") from None
+            raise PackError(
+                f"{path}: expected the rows of layer {layer.index}, found: {e.strerror}; run `moet verify {root}`"
+            ) from None
         if size != file.bytes:
-            raise PackError(f"{path}: expected {file.bytes} bytes, found {size}; run `moet verify {root} --repair SRC`")
-        return Rows(path, file.data_offset, g, layer.experts, file.scale_dtype, tuple(int(x, 16) for x in file.rows))
+            raise PackError(
+                f"{path}: expected {file.bytes} bytes, found {size}; run `moet verify {root} --repair SRC`"
+            )
+        return Rows(
+            path, file.data_offset, g, layer.experts, file.scale_dtype, tuple(int(x, 16) for x in file.rows)
+        )
 
     base, native = rows(layer.base), rows(layer.native)
     assert base is not None

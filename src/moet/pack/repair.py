@@ -1,9 +1,10 @@
-"""`moet verify --repair`: what is bad is made again from the checkpoint, compared with moet.json, and only then written; the rest is not touched."""
+"""`moet verify --repair`: what is bad is made again from the checkpoint, compared with moet.json, and only
+then written; the rest is not touched."""
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-import os
 from pathlib import Path
 
 from blake3 import blake3
@@ -11,7 +12,8 @@ from blake3 import blake3
 from moet.checkpoint import Checkpoint, ShardSource
 from moet.errors import PackError
 from moet.layout import check_row, crc32c
-from moet.pack import dense, durable, fingerprint, lock, manifest as manifests, modelfiles, rowfile
+from moet.pack import dense, durable, fingerprint, lock, modelfiles, rowfile
+from moet.pack import manifest as manifests
 from moet.pack.durable import TempFile, explained
 from moet.pack.faults import Fault, Verdict
 from moet.pack.layerwriter import Geometries, RowEncoder, workers_that_fit
@@ -29,10 +31,13 @@ class Repaired:
     rewritten: tuple[str, ...]
 
 
-def repair(root: Path, source: ShardSource, *, workers: int | None = None, progress: Progress | None = None) -> Repaired:
+def repair(
+    root: Path, source: ShardSource, *, workers: int | None = None, progress: Progress | None = None
+) -> Repaired:
     """Verifies the pack `root` and mends it from `source`.
 
-    If moet.json itself is damaged, the pack is made again as a whole, provided that the rows which are intact by their own checksums come out the same.
+    If moet.json itself is damaged, the pack is made again as a whole, provided that the rows which are
+    intact by their own checksums come out the same.
     Raises PackError before anything is written if `source` is not what the pack was made from.
     """
     root, workers, progress = Path(root), workers or len(os.sched_getaffinity(0)), progress or Progress()
@@ -91,12 +96,16 @@ class _Mender:
             if any(fault.kind == "header" for fault in faults):
                 durable.pwrite_all(fd, head, 0)
             experts = [fault.expert for fault in faults if fault.expert is not None]
-            self._encode(layer, rows, kind, experts, lambda data, offset: durable.pwrite_all(fd, data, offset))
+            self._encode(
+                layer, rows, kind, experts, lambda data, offset: durable.pwrite_all(fd, data, offset)
+            )
             os.fsync(fd)
         finally:
             os.close(fd)
 
-    def _encode(self, layer: Layer, rows: RowFile, kind: str, experts: Iterable[int], write: Callable) -> None:
+    def _encode(
+        self, layer: Layer, rows: RowFile, kind: str, experts: Iterable[int], write: Callable
+    ) -> None:
         experts = list(experts)
         if not experts:
             return
@@ -107,15 +116,26 @@ class _Mender:
             row = native if kind == "native" else base
             found = f"{crc32c(row):08x}"
             if found != rows.rows[expert]:
-                raise _other_source(self.root, self.source, f"layer {layer.index}, expert {expert}, {kind} row", rows.rows[expert], found)
+                raise _other_source(
+                    self.root,
+                    self.source,
+                    f"layer {layer.index}, expert {expert}, {kind} row",
+                    rows.rows[expert],
+                    found,
+                )
             write(row, rows.data_offset + expert * rows.row_bytes)
 
-        with ThreadPoolExecutor(workers_that_fit(self.workers, self.checkpoint.expert_bytes(layer.index))) as pool:
+        with ThreadPoolExecutor(
+            workers_that_fit(self.workers, self.checkpoint.expert_bytes(layer.index))
+        ) as pool:
             list(pool.map(one, experts))
 
     def _file(self, name: str) -> None:
         wanted = self.manifest.files[name]
-        shards = {dense.file_name(i, len(self.checkpoint.dense_shards)): shard for i, shard in enumerate(self.checkpoint.dense_shards, 1)}
+        shards = {
+            dense.file_name(i, len(self.checkpoint.dense_shards)): shard
+            for i, shard in enumerate(self.checkpoint.dense_shards, 1)
+        }
         with TempFile(self.root, name) as out:
             if name in shards:
                 found = dense.copy(self.checkpoint, shards[name], name, out).digest.blake3
@@ -128,13 +148,16 @@ class _Mender:
             out.commit()
 
     def _small_files(self, shards: dict[str, str]) -> dict[str, bytes]:
-        tensor_files = {tensor: file for file, shard in shards.items() for tensor in self.checkpoint.dense_names(shard)}
+        tensor_files = {
+            tensor: file for file, shard in shards.items() for tensor in self.checkpoint.dense_names(shard)
+        }
         total = sum(self.checkpoint.tensor_info(tensor).nbytes for tensor in tensor_files)
         return dict(small_files(self.source.root, tensor_files, total))
 
 
 def _refuse_other_rows(root: Path, checkpoint: Checkpoint) -> None:
-    """Without a readable moet.json: the first base row of every layer that is intact by its own checksums must come out of the source again."""
+    """Without a readable moet.json: the first base row of every layer that is intact by its own checksums
+    must come out of the source again."""
     compared = 0
     for layer in checkpoint.spec.layers:
         path = root / rowfile.file_name("base", layer.index)
@@ -145,15 +168,29 @@ def _refuse_other_rows(root: Path, checkpoint: Checkpoint) -> None:
         weights = checkpoint.expert(layer.index, 0)
         encoder = RowEncoder(Geometries.of(weights), native=False)
         if (experts, row_bytes) != (layer.experts, encoder.geometries.base.row_bytes):
-            raise _other_source(root, checkpoint.source, f"{path.name}, shape", f"{experts} rows of {row_bytes}", f"{layer.experts} rows")
+            raise _other_source(
+                root,
+                checkpoint.source,
+                f"{path.name}, shape",
+                f"{experts} rows of {row_bytes}",
+                f"{layer.experts} rows",
+            )
         row = _read_row(path, offset, row_bytes)
         if check_row(encoder.geometries.base, row):
             continue
         compared += 1
         if crc32c(row) != (found := crc32c(encoder(weights)[1])):
-            raise _other_source(root, checkpoint.source, f"layer {layer.index}, expert 0, base row", f"{crc32c(row):08x}", f"{found:08x}")
+            raise _other_source(
+                root,
+                checkpoint.source,
+                f"layer {layer.index}, expert 0, base row",
+                f"{crc32c(row):08x}",
+                f"{found:08x}",
+            )
     if not compared:
-        raise PackError(f"{root}: {manifests.NAME} is damaged and no layer's first row is intact; delete the folder and pack again")
+        raise PackError(
+            f"{root}: {manifests.NAME} is damaged and no layer's first row is intact; delete the folder and pack again"
+        )
 
 
 def _read_row(path: Path, offset: int, row_bytes: int):
@@ -167,4 +204,6 @@ def _read_row(path: Path, offset: int, row_bytes: int):
 
 
 def _other_source(root: Path, source: ShardSource, what: str, expected: object, found: object) -> PackError:
-    return PackError(f"{source.root}: is not what {root} was made from: {what}: expected {expected}, found {found}. Repair from the source it was made from")
+    return PackError(
+        f"{source.root}: is not what {root} was made from: {what}: expected {expected}, found {found}. Repair from the source it was made from"
+    )

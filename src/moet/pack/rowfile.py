@@ -1,4 +1,5 @@
-"""The safetensors file that holds the rows of one layer: one U8 tensor `rows` [experts, row_bytes], its data on a 4096-byte boundary."""
+"""The safetensors file that holds the rows of one layer: one U8 tensor `rows` [experts, row_bytes], its data
+on a 4096-byte boundary."""
 
 import json
 from pathlib import Path
@@ -15,7 +16,8 @@ def file_name(kind: str, layer: int) -> str:
 
 
 def header(layer: int, format: str, experts: int, row_bytes: int) -> bytes:
-    """All bytes before row 0: the 8-byte length, the JSON, and spaces up to a multiple of 4096 (safetensors' README allows trailing spaces)."""
+    """All bytes before row 0: the 8-byte length, the JSON, and spaces up to a multiple of 4096 (safetensors'
+    README allows trailing spaces)."""
     text = json.dumps({
         "__metadata__": {"moet": "1", "layer": str(layer), "row": format},
         TENSOR: {"dtype": "U8", "shape": [experts, row_bytes], "data_offsets": [0, experts * row_bytes]},
@@ -25,7 +27,8 @@ def header(layer: int, format: str, experts: int, row_bytes: int) -> bytes:
 
 
 def read_header(path: Path) -> tuple[int, int, int]:
-    """(data_offset, experts, row_bytes) of a row file. Raises PackError if it is not one or is not of the size that it says."""
+    """(data_offset, experts, row_bytes) of a row file. Raises PackError if it is not one or is not of the
+    size that it says."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -34,12 +37,19 @@ def read_header(path: Path) -> tuple[int, int, int]:
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
             info = json.loads(file.read(length))[TENSOR]
         experts, row_bytes = info["shape"]
-        if info["dtype"] != "U8" or info["data_offsets"] != [0, experts * row_bytes] or row_bytes % ALIGN or (8 + length) % ALIGN:
+        if (
+            info["dtype"] != "U8"
+            or info["data_offsets"] != [0, experts * row_bytes]
+            or row_bytes % ALIGN
+            or (8 + length) % ALIGN
+        ):
             raise ValueError(f"tensor {info}")
         if size != 8 + length + experts * row_bytes:
             raise ValueError(f"{size} bytes instead of {8 + length + experts * row_bytes}")
     except OSError as e:
         raise PackError(f"{path}: expected a row file, found: {e.strerror}") from None
     except (ValueError, KeyError, TypeError) as e:
-        raise PackError(f"{path}: expected one U8 tensor {TENSOR!r} of whole 4096-byte-aligned rows, found: {e}") from None
+        raise PackError(
+            f"{path}: expected one U8 tensor {TENSOR!r} of whole 4096-byte-aligned rows, found: {e}"
+        ) from None
     return 8 + length, experts, row_bytes

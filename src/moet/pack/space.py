@@ -1,4 +1,5 @@
-"""Will it fit: asked before the first byte is written, with native rows and what an earlier run already wrote counted."""
+"""Will it fit: asked before the first byte is written, with native rows and what an earlier run already
+wrote counted."""
 
 import os
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ def gib(n: int) -> str:
 
 
 def check(root: Path, need: Need, freed: int = 0) -> None:
-    """Raises PackError if the file system of `root` has fewer free bytes than are missing. `freed`: bytes that --consume gives back there."""
+    """Raises PackError if the file system of `root` has fewer free bytes than are missing. `freed`: bytes
+    that --consume gives back there."""
     stat = os.statvfs(root)
     free = stat.f_bavail * stat.f_frsize
     wanted = need.missing + SLACK - freed if need.missing else 0

@@ -1,4 +1,5 @@
-"""`moet verify`: reads every byte of a pack once and compares it with moet.json; several files and rows at a time."""
+"""`moet verify`: reads every byte of a pack once and compares it with moet.json; several files and rows at a
+time."""
 
 import os
 import threading
@@ -13,7 +14,8 @@ from blake3 import blake3
 
 from moet.errors import PackError
 from moet.layout import RowGeometry, check_row, crc32c
-from moet.pack import durable, manifest as manifests
+from moet.pack import durable
+from moet.pack import manifest as manifests
 from moet.pack.faults import Fault, Verdict
 from moet.pack.manifest import Layer, Manifest, RowFile
 from moet.pack.progress import Progress
@@ -27,20 +29,25 @@ Task = Callable[[], tuple[list[Fault], int]]
 
 
 def verify(root: Path, *, workers: int | None = None, progress: Progress | None = None) -> Verdict:
-    """Checks all digests, headers, row checksums, and that nothing is missing. Raises PackError only if there is no pack of this format at all, or an unfinished one."""
+    """Checks all digests, headers, row checksums, and that nothing is missing. Raises PackError only if
+    there is no pack of this format at all, or an unfinished one."""
     started = time.monotonic()
     root, progress = Path(root), progress or Progress()
     try:
         manifest = manifests.read(root)
     except PackError as e:
         lost = not (root / manifests.NAME).exists()
-        if lost and not (any(root.glob("experts/base-*.safetensors")) and not durable.work_dir(root).exists()):
+        if lost and not (
+            any(root.glob("experts/base-*.safetensors")) and not durable.work_dir(root).exists()
+        ):
             raise
         if not lost and _other_version(root):
             raise
         return Verdict((Fault("manifest", manifests.NAME, str(e)),), (), 0, time.monotonic() - started)
     faults: list[Fault] = []
-    total = sum(f.bytes for f in manifest.files.values()) + sum(rows.bytes for _, rows, _ in row_files(manifest))
+    total = sum(f.bytes for f in manifest.files.values()) + sum(
+        rows.bytes for _, rows, _ in row_files(manifest)
+    )
     progress.start(total, 0)
     done = 0
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
@@ -84,16 +91,37 @@ def check_header(root: Path, layer: Layer, rows: RowFile, kind: str) -> tuple[li
             size = os.fstat(file.fileno()).st_size
             head = file.read(rows.data_offset)
     except OSError as e:
-        return [Fault("row file", rows.file, f"expected {rows.bytes} bytes, found: {e.strerror}", layer.index, rows=kind)], 0
+        return [
+            Fault(
+                "row file",
+                rows.file,
+                f"expected {rows.bytes} bytes, found: {e.strerror}",
+                layer.index,
+                rows=kind,
+            )
+        ], 0
     if size != rows.bytes:
-        return [Fault("row file", rows.file, f"expected {rows.bytes} bytes, found {size}", layer.index, rows=kind)], len(head)
+        return [
+            Fault("row file", rows.file, f"expected {rows.bytes} bytes, found {size}", layer.index, rows=kind)
+        ], len(head)
     if (found := blake3(head).hexdigest()) != rows.header:
-        return [Fault("header", rows.file, f"header: expected blake3 {rows.header}, found {found}", layer.index, rows=kind)], len(head)
+        return [
+            Fault(
+                "header",
+                rows.file,
+                f"header: expected blake3 {rows.header}, found {found}",
+                layer.index,
+                rows=kind,
+            )
+        ], len(head)
     return [], len(head)
 
 
-def check_one_row(root: Path, layer: Layer, rows: RowFile, kind: str, expert: int, g: RowGeometry) -> tuple[list[Fault], int]:
-    """One row against its checksum. A row that the file does not reach is the file's fault, found by check_header, but named here too."""
+def check_one_row(
+    root: Path, layer: Layer, rows: RowFile, kind: str, expert: int, g: RowGeometry
+) -> tuple[list[Fault], int]:
+    """One row against its checksum. A row that the file does not reach is the file's fault, found by
+    check_header, but named here too."""
     buffer = _buffer(rows.row_bytes)
     count = 0
     try:
@@ -102,19 +130,27 @@ def check_one_row(root: Path, layer: Layer, rows: RowFile, kind: str, expert: in
         return [], 0
     try:
         view = memoryview(buffer)
-        while count < rows.row_bytes and (got := os.preadv(fd, [view[count:]], rows.data_offset + expert * rows.row_bytes + count)):
+        while count < rows.row_bytes and (
+            got := os.preadv(fd, [view[count:]], rows.data_offset + expert * rows.row_bytes + count)
+        ):
             count += got
     except OSError as e:
         return [Fault("row", rows.file, f"reading failed: {e.strerror}", layer.index, expert, kind)], count
     finally:
         os.close(fd)
     if count < rows.row_bytes:
-        return [Fault("row", rows.file, f"expected {rows.row_bytes} bytes, found {count}", layer.index, expert, kind)], count
+        return [
+            Fault(
+                "row", rows.file, f"expected {rows.row_bytes} bytes, found {count}", layer.index, expert, kind
+            )
+        ], count
     found = f"{crc32c(buffer):08x}"
     if found == rows.rows[expert]:
         return [], count
     parts = check_row(g, buffer)
-    where = ", ".join(parts[:NAMED_PARTS]) + (f" and {len(parts) - NAMED_PARTS} more" if len(parts) > NAMED_PARTS else "")
+    where = ", ".join(parts[:NAMED_PARTS]) + (
+        f" and {len(parts) - NAMED_PARTS} more" if len(parts) > NAMED_PARTS else ""
+    )
     text = f"expected crc32c {rows.rows[expert]}, found {found} ({where or 'its own checksums hold: a row of another pack'})"
     return [Fault("row", rows.file, text, layer.index, expert, kind)], count
 
@@ -126,7 +162,9 @@ def _tasks(root: Path, manifest: Manifest) -> Iterator[Task]:
         g = geometry(manifest, layer, rows.format)
         yield lambda layer=layer, rows=rows, kind=kind: check_header(root, layer, rows, kind)
         for expert in range(layer.experts):
-            yield lambda layer=layer, rows=rows, kind=kind, e=expert, g=g: check_one_row(root, layer, rows, kind, e, g)
+            yield lambda layer=layer, rows=rows, kind=kind, e=expert, g=g: check_one_row(
+                root, layer, rows, kind, e, g
+            )
 
 
 def _unknown(root: Path, manifest: Manifest) -> Iterator[str]:
@@ -145,7 +183,9 @@ def _unknown(root: Path, manifest: Manifest) -> Iterator[str]:
 def _other_version(root: Path) -> bool:
     data = (root / manifests.NAME).read_bytes()
     try:
-        return manifests.version_of(data) != manifests.FORMAT_VERSION and not manifests.is_damaged_version(data)
+        return manifests.version_of(data) != manifests.FORMAT_VERSION and not manifests.is_damaged_version(
+            data
+        )
     except msgspec.DecodeError:
         return False
 
