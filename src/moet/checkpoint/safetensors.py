@@ -74,8 +74,8 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as e:
         raise _broken(path, "a JSON object as header, every name once", f"{e}") from e
-    if not isinstance(header, dict):
-        raise _broken(path, "a JSON object as header", type(header).__name__)
+    if not isinstance(header, dict) or raw[:1] != b"{":
+        raise _broken(path, "a JSON object as header, from its first byte on", f"{raw[:20]!r}")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _broken(path, "__metadata__ to map strings to strings", repr(metadata)[:100])
