@@ -32,9 +32,8 @@ Mxfp4Block encode_mxfp4_block(const uint8_t* nibbles, int s, bool alternate, Mxf
   }
   Mxfp4Block block{uint8_t(zero ? 0 : s + best), 0};
   for (int i = 0; i < 16; ++i) {
-    const uint8_t* even = kTables.even[alternate][best - kMinExponent];
-    const uint8_t* odd = kTables.odd[alternate][best - kMinExponent];
-    block.codes |= uint64_t(even[nibbles[i] & 15] | odd[nibbles[i] >> 4]) << (4 * i);
+    const uint8_t* codes = kTables.codes[alternate][best - kMinExponent];
+    block.codes |= uint64_t(codes[nibbles[i] & 15] | codes[16 + (nibbles[i] >> 4)]) << (4 * i);
   }
   const int levels = level_sum(__builtin_popcountll(block.codes & 0x5555555555555555u), __builtin_popcountll(block.codes & 0xaaaaaaaaaaaaaaaau));
   if (zero) {   // q is +-2^-127, whatever s was

@@ -17,8 +17,8 @@ constexpr int code_of(int m, int e, bool negative) { return negative ? (is_big(m
 
 struct Tables {
   int error[kExponents][8];                                                   // [e + 5][m], 2^-10
-  // Codes of the even column (bits 0-1) and the odd column (bits 2-3) of a byte, by nibble; [1]: zeros alternate, odd columns negative.
-  alignas(16) uint8_t even[2][kExponents][16], odd[2][kExponents][16];
+  // By nibble: [0, 16) codes of the even column (bits 0-1) of a byte, [16, 32) of the odd one (bits 2-3). codes[1]: zeros alternate, odd columns negative.
+  alignas(16) uint8_t codes[2][kExponents][32];
 };
 
 constexpr Tables make_tables() {
@@ -30,8 +30,8 @@ constexpr Tables make_tables() {
       for (int negative = 0; negative < 2; ++negative) {
         const int nibble = 8 * negative + m;
         for (int alternate = 0; alternate < 2; ++alternate) {
-          t.even[alternate][i][nibble] = uint8_t(code_of(m, e, alternate && m == 0 ? false : negative));
-          t.odd[alternate][i][nibble] = uint8_t(code_of(m, e, alternate && m == 0 ? true : negative) << 2);
+          t.codes[alternate][i][nibble] = uint8_t(code_of(m, e, alternate && m == 0 ? false : negative));
+          t.codes[alternate][i][16 + nibble] = uint8_t(code_of(m, e, alternate && m == 0 ? true : negative) << 2);
         }
       }
     }
