@@ -1,0 +1,156 @@
+"""The expert MLP kernels against the float64 reference, and against each other bit for bit."""
+
+import numpy as np
+import pytest
+from layout_cases import random_expert, sizes_for
+
+from moet.kernels import ACTIVATIONS, Threads, expert_mlp, isa, set_isa
+from moet.kernels.expert_mlp import reference
+from moet.layout import FORMATS, RowGeometry, dequantize_row, pack_row
+from moet.models import Activation
+
+SWIGLU = Activation()
+CLAMPED = Activation("swiglu", 7.0)
+OAI = Activation("swiglu_oai", 7.0, 1.702)
+
+# Largest error of a result relative to the magnitudes that it sums (reference.expert_mlp(magnitude=True)). Float32 sums of 32 products and then
+# of groups have a relative error of some 2^-24 a step, of random sign. Integer activations are off by half a unit of their last place of the group's
+# largest value, which matters to a small value beside an outlier: up to 32 / 2 / 2^15 (2 bytes) and 32 / 2 / 127 (1 byte) of the magnitudes.
+TOLERANCE = {"fp32": 4e-7, "int24": 4e-7, "int16": 1.5e-4, "int8": 4e-2}
+
+
+def make_row(geometry: RowGeometry, seed: int = 0) -> np.ndarray:
+    expert = random_expert(geometry, seed)
+    row = np.empty(geometry.row_bytes, np.uint8)
+    pack_row(geometry, expert.gate, expert.up, expert.down, row)
+    return row
+
+
+def make_x(tokens: int, hidden: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, hidden)).astype(np.float32)
+    x[:, rng.integers(0, hidden, max(1, hidden // 50))] *= 40   # outlier channels, as hidden states have them
+    return x
+
+
+@pytest.fixture(autouse=True)
+def automatic_isa():
+    yield
+    set_isa("auto")
+
+
+def all_isas() -> list[str]:
+    names = []
+    for name in ("portable", "avx2", "avx512"):
+        try:
+            set_isa(name)
+            names.append(name)
+        except Exception:
+            continue
+    set_isa("auto")
+    return names
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_reference_decoder_agrees_with_layout(format: str) -> None:
+    geometry = RowGeometry(format, *sizes_for(format)[-1], True)
+    row = make_row(geometry)
+    decoded = reference.decode_row(geometry, row)[:3]
+    for mine, theirs in zip(decoded, dequantize_row(geometry, row), strict=True):
+        np.testing.assert_array_equal(mine[: theirs.shape[0], : theirs.shape[1]].astype(np.float32), theirs)
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("activation", [SWIGLU, CLAMPED, OAI], ids=["swiglu", "clamped", "oai"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_values(format: str, activation: Activation, activations: str) -> None:
+    for seed, (hidden, inter) in enumerate(sizes_for(format)):
+        geometry = RowGeometry(format, hidden, inter, seed % 2 == 1)
+        row, x = make_row(geometry, seed), make_x(7, hidden, seed)
+        found = expert_mlp(geometry, row, x, activation, activations=activations)
+        expected = reference.expert_mlp(geometry, row, x, activation)
+        size = reference.expert_mlp(geometry, row, x, activation, magnitude=True)
+        error = np.max(np.abs(found - expected) / size)
+        assert error < TOLERANCE[activations], (hidden, inter, error)
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_same_bits_on_every_isa_batch_and_thread_count(format: str, activations: str) -> None:
+    hidden, inter = sizes_for(format)[3]
+    geometry = RowGeometry(format, hidden, inter, True)
+    row, x = make_row(geometry), make_x(101, hidden)   # 101 tokens: two passes of 48, a group of four and one left over
+    whole = expert_mlp(geometry, row, x, CLAMPED, activations=activations)
+    assert np.isfinite(whole).all()
+    for name in all_isas():
+        set_isa(name)
+        with Threads(3) as threads:
+            assert expert_mlp(geometry, row, x, CLAMPED, activations=activations, threads=threads).tobytes() == whole.tobytes(), name
+            for tokens in ([0], [100], range(5), range(40, 93)):
+                part = expert_mlp(geometry, row, np.ascontiguousarray(x[list(tokens)]), CLAMPED, activations=activations, threads=threads)
+                assert part.tobytes() == whole[list(tokens)].tobytes(), (name, tokens)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_ranks_add_up(format: str) -> None:
+    hidden, inter = sizes_for(format)[3]
+    geometry = RowGeometry(format, hidden, inter, True)
+    row, x = make_row(geometry), make_x(5, hidden)
+    whole = expert_mlp(geometry, row, x, OAI)
+    size = reference.expert_mlp(geometry, row, x, OAI, magnitude=True)
+    for world in (1, 2, 3):
+        parts = [expert_mlp(geometry, row, x, OAI, rank=rank, world=world) for rank in range(world)]
+        for rank, part in enumerate(parts):
+            expected = reference.expert_mlp(geometry, row, x, OAI, rank=rank, world=world)
+            assert np.max(np.abs(part - expected) / size) < TOLERANCE["fp32"]
+        assert np.max(np.abs(np.sum(parts, axis=0) - whole) / size) < TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("format", ["sym2", "mxfp4", "nvfp4"])
+def test_extreme_codes_and_activations(format: str, activations: str) -> None:
+    """All weights and all activations at their largest: the 16- and 32-bit sums must not overflow, in either sign."""
+    geometry = RowGeometry(format, 128, 64, False)
+    row = make_row(geometry)
+    for code in (0x00, 0xFF, 0x77):   # sym2: -4, 4, mixed; E2M1: 0, -6, 6
+        blocks = row[: geometry.extras_offset].reshape(-1, geometry.block_bytes)
+        blocks[:, : geometry.block_code_bytes] = code
+        for x in (np.full((5, 128), 1.9999999, np.float32), np.full((5, 128), -1.9999999, np.float32), np.full((5, 128), 2e-39, np.float32)):
+            found = expert_mlp(geometry, row, x, SWIGLU, activations=activations)
+            expected = reference.expert_mlp(geometry, row, x, SWIGLU)
+            size = reference.expert_mlp(geometry, row, x, SWIGLU, magnitude=True)
+            assert np.max(np.abs(found - expected) / (size + 1e-37)) < TOLERANCE[activations], (code, x[0, 0])
+
+
+@pytest.mark.parametrize("format", ["sym2", "mxfp4"])
+def test_scale_exponents_from_end_to_end(format: str) -> None:
+    """Byte 0 is 2^-127, a subnormal; large ones must not overflow where the product does not."""
+    geometry = RowGeometry(format, 64, 32, False)
+    row = make_row(geometry)
+    blocks = row[: geometry.extras_offset].reshape(-1, geometry.block_bytes)
+    for byte, scale in ((0, 1e30), (1, 1e30), (140, 1e-10), (200, 1e-30)):
+        blocks[:, geometry.block_code_bytes :] = byte
+        x = make_x(3, 64) * np.float32(scale)
+        for activations in ACTIVATIONS[:1] + ACTIVATIONS[2:]:
+            found = expert_mlp(geometry, row, x, SWIGLU, activations=activations)
+            with np.errstate(over="ignore"):
+                expected = reference.expert_mlp(geometry, row, x, SWIGLU)
+                size = reference.expert_mlp(geometry, row, x, SWIGLU, magnitude=True)
+            assert np.max(np.abs(found - expected) / (size + 1e-37)) < TOLERANCE[activations], (byte, activations)
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_a_token_that_is_not_finite_says_so_and_spoils_no_other(activations: str) -> None:
+    geometry = RowGeometry("sym2", 64, 32, False)
+    row, x = make_row(geometry), make_x(3, 64)
+    clean = expert_mlp(geometry, row, x, SWIGLU, activations=activations)
+    x[1, 5] = np.nan
+    found = expert_mlp(geometry, row, x, SWIGLU, activations=activations)
+    assert np.isnan(found[1]).all()
+    assert found[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
+
+
+def test_unknown_isa_lists_the_known() -> None:
+    with pytest.raises(Exception, match="portable, avx2 or avx512"):
+        set_isa("sse9")
+    assert isa() in ("portable", "avx2", "avx512")
