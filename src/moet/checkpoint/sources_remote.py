@@ -70,6 +70,12 @@ class GrowingSource(LocalSource):
                 ),
             )
 
+    def ready(self, shard: str) -> bool:
+        """Whether `fetch` would return at once."""
+        if shard not in self._complete and not shard_state(self.root / shard):
+            self._complete.add(shard)
+        return shard in self._complete
+
     def fetch(self, shard: str) -> Path:
         """Raises CheckpointError if the shard is missing or cut and nothing in the folder has changed for
         `patience` seconds."""
@@ -93,7 +99,8 @@ class GrowingSource(LocalSource):
             if idle >= self.patience:
                 unfinished = self._unfinished()
                 raise CheckpointError(
-                    f"{path}: expected a complete file, but {problem}. Nothing in {self.root} has changed for {idle:.0f} s"
+                    f"{path}: expected a complete file, but {problem}. "
+                    f"Nothing in {self.root} has changed for {idle:.0f} s"
                     + (
                         f" ({len(unfinished)} unfinished downloads there, e.g. {unfinished[0]})"
                         if unfinished
@@ -141,9 +148,15 @@ class HubSource:
     """
 
     def __init__(
-        self, repo: str, *, revision: str | None = None, store: Path | None = None, consume: bool = False, endpoint: str | None = None,
+        self,
+        repo: str,
+        *,
+        revision: str | None = None,
+        store: Path | None = None,
+        consume: bool = False,
+        endpoint: str | None = None,
         waiting: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         from huggingface_hub import HfApi, hf_hub_download  # takes 0.2 s to import
 
         if consume and store is None:
@@ -203,9 +216,18 @@ class HubSource:
     def _get(self, name: str) -> Path:
         self.waiting(f"downloading {name}")
         place = {"local_dir": self.store / "files"} if self.store else {}
-        return Path(self._ask(f"{self.repo}/{name}", lambda: self._download(
-            self.repo, name, revision=self.commit, endpoint=self.endpoint, **place,
-        )))  # fmt: skip
+        return Path(
+            self._ask(
+                f"{self.repo}/{name}",
+                lambda: self._download(
+                    self.repo,
+                    name,
+                    revision=self.commit,
+                    endpoint=self.endpoint,
+                    **place,
+                ),
+            )
+        )
 
     def _ask(self, what: str, question: Callable[[], Any]) -> Any:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -63,7 +63,8 @@ def open_source(
         store = dst / ".moet" / "download" if consume else None
         return HubSource(src, revision=revision, store=store, consume=consume, waiting=progress.stage)
     raise CheckpointError(
-        f"{src}: expected a checkpoint folder or a Hub id ORG/NAME, found {'a file' if Path(src).exists() else 'neither'}"
+        f"{src}: expected a checkpoint folder or a Hub id ORG/NAME, "
+        f"found {'a file' if Path(src).exists() else 'neither'}"
     )
 
 

@@ -65,9 +65,9 @@ def verify(
             out.print(f"not part of the pack: {name}")
         for name in rewritten:
             out.print(f"rewritten: {name}")
-        rate = f"{verdict.bytes / 1e9:.2f} GB in {verdict.seconds:.1f} s ({verdict.bytes / 1e9 / max(verdict.seconds, 1e-9):.2f} GB/s)"
-        out.print(
-            f"{pack}: {'every byte is right' if verdict.ok else f'{len(verdict.faults)} faults'}{', repaired' if rewritten else ''}; {rate}"
-        )
+        gb = verdict.bytes / 1e9
+        rate = f"{gb:.2f} GB in {verdict.seconds:.1f} s ({gb / max(verdict.seconds, 1e-9):.2f} GB/s)"
+        state = "every byte is right" if verdict.ok else f"{len(verdict.faults)} faults"
+        out.print(f"{pack}: {state}{', repaired' if rewritten else ''}; {rate}")
     if not good:
         raise typer.Exit(1)

@@ -63,7 +63,8 @@ def _pieces(info: TensorInfo, buffer: bytearray) -> Iterator[memoryview]:
                 got = os.preadv(file.fileno(), [view], info.offset + done)
                 if not got:
                     raise CheckpointError(
-                        f"{info.file}, tensor {info.name}: expected {info.nbytes} bytes, found {done}; the file is cut, fetch it again"
+                        f"{info.file}, tensor {info.name}: expected {info.nbytes} bytes, found {done}; "
+                        "the file is cut, fetch it again"
                     )
                 done += got
                 yield view[:got]

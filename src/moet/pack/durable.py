@@ -30,7 +30,8 @@ def explained(root: Path, doing: str) -> Iterator[None]:
     except OSError as e:
         if e.errno in FULL:
             raise PackError(
-                f"{root}: no space left while writing {doing} ({os.strerror(e.errno)}). Finished layers are kept: make room and run the same command again"
+                f"{root}: no space left while writing {doing} ({os.strerror(e.errno)}). "
+                "Finished layers are kept: make room and run the same command again"
             ) from e
         where = f" ({e.filename})" if e.filename else ""
         raise PackError(

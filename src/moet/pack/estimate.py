@@ -55,6 +55,20 @@ def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool) ->
     return Plan(Need(base, native_bytes, dense, present + dense_done), experts + dense, done + dense_done)
 
 
+def freed(checkpoint: Checkpoint, at_hand: dict[str, int], consume: bool) -> int:
+    """Bytes that the source gives back while packing, if it is on the same disk; negative: that it takes.
+
+    at_hand: sizes of the shards that are there. Shards still to come need room too. With `consume` all of
+    them
+    go again, but for what is in work: two shards.
+    """
+    there = sum(at_hand.values())
+    to_come = max(0, _total_size(checkpoint.root) - there) if len(at_hand) < len(checkpoint.shards) else 0
+    if not consume:
+        return -to_come
+    return there - min(there + to_come, 2 * (there + to_come) // len(checkpoint.shards))
+
+
 def _file_bytes(checkpoint: Checkpoint, layer: MoeLayer, like: MoeLayer, format: str) -> int:
     return (
         ALIGN

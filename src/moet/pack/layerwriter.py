@@ -72,8 +72,8 @@ class RowEncoder:
         g = self.geometries
         if (found := Geometries.of(weights)) != g:
             raise CheckpointError(
-                f"layer {weights.layer}, expert {weights.expert}: expected {g.native}, scales {g.scale_dtype or 'none'}, like expert 0, "
-                f"found {found.native}, scales {found.scale_dtype or 'none'}"
+                f"layer {weights.layer}, expert {weights.expert}: expected {g.native}, "
+                f"scales {g.scale_dtype or 'none'}, like expert 0, found {found.native}, scales {found.scale_dtype or 'none'}"
             )
         base = self._buffer("base", g.base.row_bytes)
         row_report = encode_row(g.base, weights, base)
@@ -99,7 +99,6 @@ def write_layer(
     checkpoint: Checkpoint,
     layer: MoeLayer,
     root: Path,
-    *,
     native: bool,
     pool: ThreadPoolExecutor,
     advance: Callable[[], None],
@@ -128,9 +127,11 @@ def write_layer(
             weights = checkpoint.expert(layer.index, expert)
             row_report, base, native_row = encoder(weights)
             return Encoded(
-                fingerprint.expert(weights), row_report, put("base", expert, base),
+                fingerprint.expert(weights),
+                row_report,
+                put("base", expert, base),
                 "" if native_row is None else put("native", expert, native_row),
-            )  # fmt: skip
+            )
 
         for kind, head in heads.items():
             files[kind].write(head, 0)
@@ -153,12 +154,19 @@ def write_layer(
 
     reports = [d.report for d in done]
     entry = Layer(
-        layer.index, layer.prefix, layer.experts, g.base.inter, layer.mtp, g.base.biased, fingerprint.layer(d.source for d in done),
-        row_file("base", g.base, tuple(d.base for d in done)),
-        row_file("native", g.native, tuple(d.native for d in done)) if native else None,
-        report.layer_report(reports),
-    )  # fmt: skip
-    return LayerEntry(entry, report.merged(reports), done[0].source, layer.experts * checkpoint.expert_bytes(layer.index))
+        index=layer.index,
+        prefix=layer.prefix,
+        experts=layer.experts,
+        inter=g.base.inter,
+        mtp=layer.mtp,
+        biased=g.base.biased,
+        source=fingerprint.layer(d.source for d in done),
+        base=row_file("base", g.base, tuple(d.base for d in done)),
+        native=row_file("native", g.native, tuple(d.native for d in done)) if native else None,
+        report=report.layer_report(reports),
+    )
+    source_bytes = layer.experts * checkpoint.expert_bytes(layer.index)
+    return LayerEntry(entry, report.merged(reports), done[0].source, source_bytes)
 
 
 def _in_order(futures: list[Future[Encoded]], advance: Callable[[], None]) -> list[Encoded]:

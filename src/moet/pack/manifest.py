@@ -180,7 +180,8 @@ def decode(data: bytes, path: Path | str = NAME) -> Manifest:
         ) from None
     if encode(manifest) != data:
         raise PackError(
-            f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, found a file that was changed; {again}"
+            f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, "
+            f"found a file that was changed; {again}"
         )
     return manifest
 
@@ -216,7 +217,8 @@ def read(root: Path) -> Manifest:
         )
     if (root / ".moet").is_dir():
         raise PackError(
-            f"{root}: expected a pack, found an unfinished one (no {NAME}); run `moet pack` again, it goes on where it stopped"
+            f"{root}: expected a pack, found an unfinished one (no {NAME}); "
+            "run `moet pack` again, it goes on where it stopped"
         )
     hint = (
         "; it looks like a checkpoint: `moet pack SRC DST` makes a pack of it"

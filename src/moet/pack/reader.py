@@ -85,8 +85,15 @@ class Pack:
         layers = {layer.index: _layer_files(root, manifest, layer) for layer in manifest.layers}
         a = manifest.activation
         return cls(
-            root, manifest, layers, Activation(a.kind, a.limit, a.alpha), manifest.hidden, manifest.inter, manifest.top_k, manifest.fingerprint
-        )  # fmt: skip
+            root,
+            manifest,
+            layers,
+            Activation(a.kind, a.limit, a.alpha),
+            manifest.hidden,
+            manifest.inter,
+            manifest.top_k,
+            manifest.fingerprint,
+        )
 
 
 def geometry(manifest: Manifest, layer: Layer, format: str) -> RowGeometry:
@@ -101,13 +108,15 @@ def _layer_files(root: Path, manifest: Manifest, layer: Layer) -> LayerFiles:
         g = geometry(manifest, layer, file.format)
         if g.row_bytes != file.row_bytes:
             raise PackError(
-                f"{path}: expected rows of {g.row_bytes} bytes ({file.format}), found {file.row_bytes} in {manifests.NAME}"
+                f"{path}: expected rows of {g.row_bytes} bytes ({file.format}), "
+                f"found {file.row_bytes} in {manifests.NAME}"
             )
         try:
             size = path.stat().st_size
         except OSError as e:
             raise PackError(
-                f"{path}: expected the rows of layer {layer.index}, found: {e.strerror}; run `moet verify {root}`"
+                f"{path}: expected the rows of layer {layer.index}, found: {e.strerror}; "
+                f"run `moet verify {root}`"
             ) from None
         if size != file.bytes:
             raise PackError(

@@ -30,8 +30,10 @@ def gib(n: int) -> str:
 
 
 def check(root: Path, need: Need, freed: int = 0) -> None:
-    """Raises PackError if the file system of `root` has fewer free bytes than are missing. `freed`: bytes
-    that --consume gives back there."""
+    """Raises PackError if the file system of `root` has fewer free bytes than are missing.
+
+    freed: bytes that --consume gives back there; negative: what shards that are still to come take.
+    """
     stat = os.statvfs(root)
     free = stat.f_bavail * stat.f_frsize
     wanted = need.missing + SLACK - freed if need.missing else 0
@@ -39,5 +41,6 @@ def check(root: Path, need: Need, freed: int = 0) -> None:
         parts = f"base {gib(need.base)}, native {gib(need.native)}, dense {gib(need.dense)}"
         ways = "Make room, choose another folder" + (", or pack with --no-native" if need.native else "")
         raise PackError(
-            f"{root}: expected {gib(wanted)} of free space ({parts}; {gib(need.present)} already there), found {gib(free)}. {ways}"
+            f"{root}: expected {gib(wanted)} of free space ({parts}; {gib(need.present)} already there), "
+            f"found {gib(free)}. {ways}"
         )

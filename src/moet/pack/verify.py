@@ -151,7 +151,8 @@ def check_one_row(
     where = ", ".join(parts[:NAMED_PARTS]) + (
         f" and {len(parts) - NAMED_PARTS} more" if len(parts) > NAMED_PARTS else ""
     )
-    text = f"expected crc32c {rows.rows[expert]}, found {found} ({where or 'its own checksums hold: a row of another pack'})"
+    where = where or "its own checksums hold: a row from elsewhere"
+    text = f"expected crc32c {rows.rows[expert]}, found {found} ({where})"
     return [Fault("row", rows.file, text, layer.index, expert, kind)], count
 
 
