@@ -25,43 +25,73 @@ std::string hex(const char* what, unsigned value) {
 }
 
 struct Zeros {
-  int64_t all = 0, negative = 0;
+  int64_t all = 0, negative = 0, nan = 0;
 };
 
-void count_nibbles(const uint8_t* p, int64_t n, Zeros& zeros) {
-  int64_t positive = 0, negative = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    positive += ((p[i] & 0x0f) == 0) + ((p[i] & 0xf0) == 0);
-    negative += ((p[i] & 0x0f) == 0x08) + ((p[i] & 0xf0) == 0x80);
+// Two nibbles (E2M1), or one byte (E4M3), at a time.
+struct E2m1 {
+  static void count(uint8_t x, Zeros& zeros) {
+    const int negative = ((x & 0x0f) == 0x08) + ((x & 0xf0) == 0x80);
+    zeros.all += ((x & 0x07) == 0) + ((x & 0x70) == 0);
+    zeros.negative += negative;
   }
-  zeros.all += positive + negative;
-  zeros.negative += negative;
-}
+};
+struct E4m3 {
+  static void count(uint8_t x, Zeros& zeros) {
+    zeros.all += (x & 0x7f) == 0;
+    zeros.negative += x == 0x80;
+    zeros.nan += (x & 0x7f) == 0x7f;
+  }
+};
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) void count_nibbles_avx2(const uint8_t* p, int64_t n, Zeros& zeros) {
-  const __m256i low = _mm256_set1_epi8(0x0f), minus = _mm256_set1_epi8(8), none = _mm256_setzero_si256();
-  __m256i positive = none, negative = none;
+// Counts in bytes, at most 2 a step, so 120 steps fit before they are widened.
+template <typename Step>
+__attribute__((target("avx2"))) int64_t count_steps(const uint8_t* p, int64_t n, Step step, Zeros& zeros) {
+  const __m256i none = _mm256_setzero_si256();
+  __m256i wide[3] = {none, none, none};
   int64_t i = 0;
   while (i + 32 <= n) {
-    __m256i plus8 = none, minus8 = none;                         // counts a byte; 2 a step, so 120 steps fit
-    for (int step = 0; step < 120 && i + 32 <= n; ++step, i += 32) {
-      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i));
-      const __m256i lo = _mm256_and_si256(x, low), hi = _mm256_and_si256(_mm256_srli_epi16(x, 4), low);
-      plus8 = _mm256_sub_epi8(plus8, _mm256_add_epi8(_mm256_cmpeq_epi8(lo, none), _mm256_cmpeq_epi8(hi, none)));
-      minus8 = _mm256_sub_epi8(minus8, _mm256_add_epi8(_mm256_cmpeq_epi8(lo, minus), _mm256_cmpeq_epi8(hi, minus)));
-    }
-    positive = _mm256_add_epi64(positive, _mm256_sad_epu8(plus8, none));
-    negative = _mm256_add_epi64(negative, _mm256_sad_epu8(minus8, none));
+    __m256i narrow[3] = {none, none, none};
+    for (int k = 0; k < 120 && i + 32 <= n; ++k, i += 32) step(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i)), narrow);
+    for (int j = 0; j < 3; ++j) wide[j] = _mm256_add_epi64(wide[j], _mm256_sad_epu8(narrow[j], none));
   }
-  int64_t a[4], b[4];
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), positive);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(b), negative);
-  zeros.negative += b[0] + b[1] + b[2] + b[3];
-  zeros.all += a[0] + a[1] + a[2] + a[3] + b[0] + b[1] + b[2] + b[3];
-  count_nibbles(p + i, n - i, zeros);
+  int64_t sums[3][4];
+  for (int j = 0; j < 3; ++j) _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums[j]), wide[j]);
+  const auto total = [&](int j) { return sums[j][0] + sums[j][1] + sums[j][2] + sums[j][3]; };
+  zeros.all += total(0);
+  zeros.negative += total(1);
+  zeros.nan += total(2);
+  return i;
+}
+__attribute__((target("avx2"))) int64_t count_avx2(E2m1, const uint8_t* p, int64_t n, Zeros& zeros) {
+  return count_steps(p, n, [](__m256i x, __m256i* c) __attribute__((target("avx2"))) {
+    const __m256i none = _mm256_setzero_si256(), low = _mm256_and_si256(x, _mm256_set1_epi8(0x0f)), high = _mm256_andnot_si256(_mm256_set1_epi8(0x0f), x);
+    const __m256i negative = _mm256_add_epi8(_mm256_cmpeq_epi8(low, _mm256_set1_epi8(0x08)), _mm256_cmpeq_epi8(high, _mm256_set1_epi8(int8_t(0x80))));
+    const __m256i positive = _mm256_add_epi8(_mm256_cmpeq_epi8(low, none), _mm256_cmpeq_epi8(high, none));
+    c[0] = _mm256_sub_epi8(c[0], _mm256_add_epi8(positive, negative));
+    c[1] = _mm256_sub_epi8(c[1], negative);
+  }, zeros);
+}
+__attribute__((target("avx2"))) int64_t count_avx2(E4m3, const uint8_t* p, int64_t n, Zeros& zeros) {
+  return count_steps(p, n, [](__m256i x, __m256i* c) __attribute__((target("avx2"))) {
+    const __m256i magnitude = _mm256_and_si256(x, _mm256_set1_epi8(0x7f));
+    c[0] = _mm256_sub_epi8(c[0], _mm256_cmpeq_epi8(magnitude, _mm256_setzero_si256()));
+    c[1] = _mm256_sub_epi8(c[1], _mm256_cmpeq_epi8(x, _mm256_set1_epi8(int8_t(0x80))));
+    c[2] = _mm256_sub_epi8(c[2], _mm256_cmpeq_epi8(magnitude, _mm256_set1_epi8(0x7f)));
+  }, zeros);
 }
 #endif
+
+template <typename Code>
+void count(const uint8_t* p, int64_t n, Zeros& zeros) {
+  int64_t i = 0;
+#if defined(__x86_64__)
+  static const bool avx2 = __builtin_cpu_supports("avx2");
+  if (avx2) i = count_avx2(Code{}, p, n, zeros);
+#endif
+  for (; i < n; ++i) Code::count(p[i], zeros);
+}
 
 void scan_mxfp4(const MatrixView& m, int projection, Shape shape, Zeros& zeros) {
   const uint8_t* scales = static_cast<const uint8_t*>(m.scales);
@@ -70,27 +100,29 @@ void scan_mxfp4(const MatrixView& m, int projection, Shape shape, Zeros& zeros) 
     const int64_t at = static_cast<const uint8_t*>(bad) - scales;
     refuse(projection, int(at / groups), int(at % groups) * 32, "UE8M0 scale 255 (NaN)");
   }
-  const int64_t bytes = int64_t(shape.rows) * shape.cols / 2;
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return count_nibbles_avx2(m.codes, bytes, zeros);
-#endif
-  count_nibbles(m.codes, bytes, zeros);
+  count<E2m1>(m.codes, int64_t(shape.rows) * shape.cols / 2, zeros);
 }
 
 void scan_nvfp4(const MatrixView& m, int projection, Shape shape, Zeros& zeros) {
   if (!std::isfinite(m.multiplier)) refuse(projection, 0, 0, "multiplier " + std::to_string(m.multiplier));
   const uint8_t* scales = static_cast<const uint8_t*>(m.scales);
   const int groups = shape.cols / 16;
-  for (int64_t i = 0; i < int64_t(shape.rows) * groups; ++i) {
+  const int64_t all_groups = int64_t(shape.rows) * groups;
+  bool plain = m.multiplier > 0;   // every scale positive: a value's zeros and signs are its code's
+  for (int64_t i = 0; i < all_groups; ++i) {
+    if ((scales[i] & 0x7f) == 0x7f) refuse(projection, int(i / groups), int(i % groups) * 16, hex("E4M3 scale (NaN)", scales[i]));
+    plain &= uint8_t(scales[i] - 1) < 0x7e;
+  }
+  if (plain) return count<E2m1>(m.codes, 8 * all_groups, zeros);
+  for (int64_t i = 0; i < all_groups; ++i) {
     const uint8_t scale = scales[i];
-    if ((scale & 0x7f) == 0x7f) refuse(projection, int(i / groups), int(i % groups) * 16, hex("E4M3 scale (NaN)", scale));
     Zeros part;
     const uint8_t* codes = m.codes + 8 * i;
     if ((scale & 0x7f) == 0 || m.multiplier == 0) {
       for (int j = 0; j < 8; ++j) part.negative += (codes[j] >> 3 & 1) + (codes[j] >> 7);
       part.all = 16;
     } else {
-      count_nibbles(codes, 8, part);
+      count<E2m1>(codes, 8, part);
     }
     const bool flip = (scale >> 7) ^ std::signbit(m.multiplier);
     zeros.all += part.all;
@@ -101,10 +133,20 @@ void scan_nvfp4(const MatrixView& m, int projection, Shape shape, Zeros& zeros) 
 void scan_fp8(const MatrixView& m, int32_t format, int projection, Shape shape, Zeros& zeros) {
   const float* scales = static_cast<const float*>(m.scales);
   const int groups = groups_of_32(shape.cols);
+  const int64_t scale_cols = format == kFp8 ? groups : 1, scale_rows = format == kFp8 ? groups_of_32(shape.rows) : shape.rows;
+  bool plain = true;   // every scale positive: a value's zeros and signs are its code's
+  for (int64_t i = 0; i < scale_rows * scale_cols; ++i) {
+    if (!std::isfinite(scales[i])) refuse(projection, int(i / scale_cols) * (format == kFp8 ? 32 : 1), int(i % scale_cols) * 32, "scale " + std::to_string(scales[i]));
+    plain &= scales[i] > 0;
+  }
+  if (plain) {
+    count<E4m3>(m.codes, int64_t(shape.rows) * shape.cols, zeros);
+    if (!zeros.nan) return;
+    zeros = {};   // the walk below finds it
+  }
   for (int r = 0; r < shape.rows; ++r)
     for (int b = 0; b < groups; ++b) {
       const float scale = format == kFp8 ? scales[int64_t(r / 32) * groups + b] : scales[r];
-      if (!std::isfinite(scale)) refuse(projection, r, 32 * b, "scale " + std::to_string(scale));
       const uint8_t* codes = m.codes + int64_t(r) * shape.cols + 32 * b;
       const int n = std::min(32, shape.cols - 32 * b);
       int all = 0, negative = 0, nan = 0, signs = 0;
