@@ -68,7 +68,8 @@ class MoetConfig:
         return cls(**values)
 
     def budget_bytes(self, all_rows: int) -> int:
-        """The budget of all ranks together, in bytes, where all rows at this precision are `all_rows` bytes. Never more than that."""
+        """Of all ranks together, where all rows at this precision take `all_rows` bytes; 0 if they may all stay."""
         if self.ram_percent:
-            return int(all_rows * self.ram_percent / 100)
-        return min(int(self.ram_gib * GIB), all_rows) if self.ram_gib else all_rows
+            return int(all_rows * self.ram_percent / 100) if self.ram_percent < 100 else 0
+        budget = int(self.ram_gib * GIB)
+        return budget if budget < all_rows else 0

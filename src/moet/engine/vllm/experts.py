@@ -1,8 +1,6 @@
 """The experts of one worker process: one ExpertRuntime, shared by the model and its drafter, closed when the process or the engine ends."""
 
-import atexit
 import json
-import os
 import re
 import weakref
 from multiprocessing.util import Finalize
@@ -14,10 +12,12 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.logger import init_logger
 
 from moet.checkpoint import Checkpoint
+from moet.config import GIB, MoetConfig
+from moet.engine.packcache import default_dir
 from moet.engine.vllm.failure import Words
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError, StoreError
-from moet.models import ModelSpec, MoeLayer, spec_of
+from moet.models import ModelSpec, spec_of
 from moet.moe import ExpertRuntime
 from moet.pack import Pack
 
@@ -86,7 +86,42 @@ class Experts:
 
 
 def open_runtime(run: Run, opened: Pack | Checkpoint, rank: int, world: int) -> ExpertRuntime:
-    return ExpertRuntime.from_checkpoint(opened, precision=run.settings.precision, budget_bytes=0, rank=rank, world=world)
+    settings = run.settings
+    options = {
+        "precision": settings.precision,
+        "rank": rank,
+        "world": world,
+        "threads": torch.get_num_threads(),
+        "activations": settings.activations,
+        "counters_path": run.counters_path(rank),
+    }
+    if isinstance(opened, Checkpoint):
+        budget = int(settings.ram_gib * GIB) // world
+        runtime = ExpertRuntime.from_checkpoint(opened, budget_bytes=budget, **options)
+    else:
+        all_rows = sum(rows.experts * rows.geometry.row_bytes for rows in (f.rows(settings.precision) for f in opened.layers.values()))
+        budget = settings.budget_bytes(all_rows) // world
+        runtime = ExpertRuntime(
+            opened, budget_bytes=budget, io_threads=settings.io_threads, direct_io=settings.direct_io,
+            heat_file=heat_file(settings, opened, rank, world), preheat=settings.preheat, **options,
+        )  # fmt: skip
+    write_info(run, rank, {"fingerprint": getattr(opened, "fingerprint", ""), "budget_bytes": budget})
+    return runtime
+
+
+def heat_file(settings: MoetConfig, pack: Pack, rank: int, world: int) -> Path:
+    """Of this model at this precision, whatever the budget was. Ranks see the same routing; each has a file, so that none waits for another."""
+    folder = Path(settings.heat_dir or default_dir() / "heat")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{pack.fingerprint[:16]}-{settings.precision}-{rank}of{world}.json"
+
+
+def write_info(run: Run, rank: int, info: dict[str, Any]) -> None:
+    """rank-N.json, for /metrics: appears whole."""
+    path = run.counters_dir / f"rank-{rank}.json"
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(info))
+    partial.replace(path)
 
 
 def number_of(prefix: str, num_layers: int) -> int | None:

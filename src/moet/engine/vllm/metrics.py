@@ -80,7 +80,7 @@ class MoetCollector(Collector):
             yield family
         for name, (text, word) in GAUGES.items():
             yield gauge(name, text, {rank["rank"]: rank["words"][word] for rank in ranks})
-        yield gauge("arena_budget_bytes", "What the arena may map", {rank["rank"]: rank["info"]["budget_bytes"] for rank in ranks})
+        yield gauge("arena_budget_bytes", "What the arena may map", {rank["rank"]: rank["info"]["budget_bytes"] or rank["words"]["arena_bytes"] for rank in ranks})
         wait = CounterMetricFamily("moet:read_wait_seconds", "Time that layers waited for rows", labels=["rank"])
         latency = HistogramMetricFamily("moet:read_latency_seconds", "From a row's first read to its last byte", labels=["rank"])
         for rank in ranks:
@@ -112,5 +112,5 @@ def read(run: Run) -> list[dict[str, Any]]:
     for path in sorted(Path(run.run_dir).glob("rank-*.json"), key=lambda p: int(p.stem.removeprefix("rank-"))):
         rank = path.stem.removeprefix("rank-")
         block = counters.read(run.counters_path(int(rank)))
-        out.append({"rank": rank, "info": json.loads(path.read_text()), "words": block.words, "latency": block.latency})
+        out.append({"rank": rank, "info": json.loads(path.read_text()), "words": block.as_dict(), "latency": block.latency})
     return out
