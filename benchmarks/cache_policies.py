@@ -63,19 +63,25 @@ def lru(events: Trace, slots: int) -> Iterator[tuple[int, int]]:
         yield hits, scan
 
 
-def lfu(events: Trace, slots: int, age_every: int | None) -> Iterator[tuple[int, int]]:
-    """Every miss takes the coldest slot; heat halves every `age_every` touches."""
+def lfu(events: Trace, slots: int, age_every: int | None, bypass: bool) -> Iterator[tuple[int, int]]:
+    """Heat halves every `age_every` touches. Each miss takes the coldest slot that its layer does not use; with `bypass`, a row that is colder than all
+    that is held takes none (an ideal: such a row needs no memory while it is read and used)."""
     heat, held, touches = np.zeros(ROWS, np.int64), np.zeros(ROWS, bool), 0
     for rows, scan in events:
-        touches += len(rows)
-        if age_every and touches >= age_every:
-            touches, heat = 0, heat >> 1
-        heat[rows] += 16
+        if not scan:
+            touches += len(rows)
+            if age_every and touches >= age_every:
+                touches, heat = 0, heat >> 1
+            heat[rows] += 16
         yield int(held[rows].sum()), scan
-        held[rows] = True
+        if scan:
+            continue
+        before, held[rows] = held.copy(), True
         surplus = int(held.sum()) - slots
         if surplus > 0:
-            candidates = np.flatnonzero(held)
+            if not bypass:
+                before[rows] = False
+            candidates = np.flatnonzero(held if bypass else before)
             held[candidates[np.argsort(heat[candidates], kind="stable")[:surplus]]] = False
 
 
@@ -119,17 +125,17 @@ def policies(slots: int) -> dict[str, Callable[[Trace], Iterator[tuple[int, int]
     out: dict[str, Callable[[Trace], Iterator[tuple[int, int]]]] = {
         "belady": lambda e: belady(e, slots),
         "lru": lambda e: lru(e, slots),
-        "lfu, no ageing": lambda e: lfu(e, slots, None),
-        "lfu, age 16": lambda e: lfu(e, slots, 16 * ROWS),
-        "lfu, age 4": lambda e: lfu(e, slots, 4 * ROWS),
+        "lfu, no ageing, bypass": lambda e: lfu(e, slots, None, True),
+        "lfu, age 4, bypass": lambda e: lfu(e, slots, 4 * ROWS, True),
+        "lfu, age 4": lambda e: lfu(e, slots, 4 * ROWS, False),
         "default": lambda e: staged(e, slots),
     }
-    for age in (2, 4, 8, 16, 32):
-        out[f"staged, age {age}"] = lambda e, a=age: staged(e, slots, age_every=a * ROWS)
-    for hysteresis in (0, 4, 8, 16, 32, 64):
-        out[f"staged, hysteresis {hysteresis}"] = lambda e, h=hysteresis: staged(e, slots, hysteresis=h)
-    for staging in (2, 8, 16, 32, 64):
-        out[f"staged, staging {staging}"] = lambda e, s=staging: staged(e, slots, staging=s)
+    for age in (1, 2, 4, 8, 16):
+        out[f"default, age {age}"] = lambda e, a=age: staged(e, slots, age_every=a * ROWS)
+    for hysteresis in (0, 16, 64):
+        out[f"default, hysteresis {hysteresis}"] = lambda e, h=hysteresis: staged(e, slots, hysteresis=h)
+    for staging in (1, 2, 4, 8, 16, 32):
+        out[f"default, staging {staging}"] = lambda e, s=staging: staged(e, slots, staging=s)
     return out
 
 

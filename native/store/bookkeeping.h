@@ -18,13 +18,12 @@ struct Policy {
 inline constexpr uint32_t kHeatUnit = 16;          // heat of one touch: leaves four halvings before a single touch is forgotten
 inline constexpr uint32_t kHeatMax = 1u << 30;
 inline constexpr uint32_t kDefaultHysteresis = kHeatUnit;
-inline constexpr int64_t kAgeTouchesPerRow = 16;   // default age_every = this * rows of the class
+inline constexpr int64_t kAgeTouchesPerRow = 4;    // default age_every = this * rows of the class
 inline constexpr int32_t kMinSlots = 4;            // two for the working set, two in staging: one is read while the other is in use
 
 inline int32_t default_staging(int32_t slots, int64_t rows) {
   if (slots >= rows) return 0;
-  const int32_t quarter = slots / 4;
-  return quarter < 2 ? 2 : quarter > 32 ? 32 : quarter;
+  return slots < 32 ? 2 : slots > 256 ? 16 : slots / 16;
 }
 
 // -1 for the defaults. staging is cut so that both kinds of slot exist where not every row has one.

@@ -48,6 +48,7 @@ Reader::~Reader() {
 
 void Reader::post(const std::vector<ReadJob>& jobs, bool background) {
   if (jobs.empty()) return;
+  size_t chunks = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const ReadJob& job : jobs) {
@@ -55,13 +56,18 @@ void Reader::post(const std::vector<ReadJob>& jobs, bool background) {
       work.job = job;
       work.next = 0;
       work.chunks = work.open = static_cast<int>(chunks_[job.layer].size());
+      chunks += chunks_[job.layer].size();
       work.background = background;
       work.error.clear();
       set_state(job.slot, SlotState::kFilling);
       (background ? background_ : queue_).push_back(job.slot);
     }
   }
-  posted_.notify_all();
+  if (chunks >= threads_.size()) {
+    posted_.notify_all();
+  } else {
+    for (; chunks > 0; --chunks) posted_.notify_one();   // a lone small row wakes one thread, not eight
+  }
 }
 
 void Reader::hurry(int32_t slot) {
@@ -147,7 +153,6 @@ bool Reader::read_chunk(const ReadJob& job, const Chunk& chunk, std::string& err
   const int64_t offset = layers_[job.layer].data_offset + job.expert * layouts_[job.layer].geometry.row_bytes() + chunk.row_offset;
   uint8_t* to = job.to + chunk.slot_offset;
   const ReadResult result = file.read(to, offset, chunk.bytes, fault_of(job).get());
-  file.forget(offset, chunk.bytes);
   add(counters_.reads, static_cast<uint64_t>(result.preads));
   if (result.short_reads) add(counters_.short_reads, static_cast<uint64_t>(result.short_reads));
   if (result.error) {
@@ -163,17 +168,20 @@ bool Reader::read_chunk(const ReadJob& job, const Chunk& chunk, std::string& err
 void Reader::finish(std::unique_lock<std::mutex>& lock, Work& work) {
   const ReadJob job = work.job;
   const SlotLayout& layout = layouts_[job.layer];
+  const RowFile& file = *files_[job.layer];
+  lock.unlock();   // the slot is still kFilling: nobody else looks at it, or at work
+  const int64_t row = layers_[job.layer].data_offset + job.expert * layout.geometry.row_bytes();
+  for (const Piece& piece : layout.pieces) file.forget(row + piece.row_offset, piece.bytes);
   if (work.error.empty() && options_.verify) {
-    lock.unlock();   // the slot is still kFilling: nobody else looks at it
     const std::string bad = verify_slice(layout.geometry, layout.slice, layout.view(job.to));
-    lock.lock();
     if (!bad.empty()) {
       add(counters_.checksum_failures);
       work.error = name(job) + ": checksum of " + bad + " does not match. Run `moet verify --repair` on the pack";
     }
   }
+  lock.lock();
   if (work.error.empty()) {
-    add(files_[job.layer]->direct() ? counters_.rows_direct : counters_.rows_buffered);
+    add(file.direct() ? counters_.rows_direct : counters_.rows_buffered);
     if (work.background) add(counters_.rows_preheated);
     const auto us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - work.began).count();
     int bucket = 0;

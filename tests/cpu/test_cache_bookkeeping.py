@@ -66,10 +66,10 @@ def test_long_zipf_trace_with_scans(seed):
     rows, slots = experts * layers, rng.choice([8, 20, 64, 100])
     weights = [1 / (e + 1) for e in range(experts)]
     ours, native = Bookkeeping(rows, slots), NativeBookkeeping(rows, slots)
-    for step in range(1500):
-        layer, scan = step % layers, step % 200 < layers
+    for step in range(600):
+        layer, scan = step % layers, step % 100 < layers
         touched = range(experts) if scan else sorted(set(rng.choices(range(experts), weights, k=4)))
-        wanted = [layer * experts + (e * 7 + layer + step // 700) % experts for e in touched]
+        wanted = [layer * experts + (e * 7 + layer + step // 300) % experts for e in touched]
         wanted.sort()
         assert native.begin(wanted, scan) == ours.begin(wanted, scan)
     assert native.state() == reference_state(ours)
@@ -77,7 +77,7 @@ def test_long_zipf_trace_with_scans(seed):
 
 
 def test_a_scan_never_changes_the_working_set():
-    book = Bookkeeping(64, 16)
+    book = Bookkeeping(64, 16, staging=4)
     hot = list(range(8))
     for _ in range(5):
         book.begin(hot)
@@ -91,7 +91,7 @@ def test_a_scan_never_changes_the_working_set():
 
 
 def test_first_touch_stays_in_staging_and_a_second_touch_is_admitted():
-    book = Bookkeeping(64, 16, hysteresis=HEAT_UNIT)
+    book = Bookkeeping(64, 16, staging=4, hysteresis=HEAT_UNIT)
     book.begin(list(range(12)))          # the working set, heat 1 touch each
     first = book.begin([40])[0]
     assert first.slot in book.staging
@@ -105,7 +105,7 @@ def test_first_touch_stays_in_staging_and_a_second_touch_is_admitted():
 
 def test_heat_survives_eviction():
     """A row that is hot but lost its slot replaces a cold one as soon as it is read again."""
-    book = Bookkeeping(64, 16)
+    book = Bookkeeping(64, 16, staging=4)
     book.heat[50] = 100 * HEAT_UNIT
     book.begin(list(range(12)))
     step = book.begin([50])[0]
@@ -121,7 +121,7 @@ def test_heat_halves():
     assert book.heat[:2] == [2 * HEAT_UNIT, HEAT_UNIT] and book.heat[5] == HEAT_UNIT
 
 
-@pytest.mark.parametrize("slots, rows, expected", [(8, 8, 0), (9, 8, 0), (4, 32, 2), (8, 32, 2), (40, 64, 10), (500, 1000, 32)])
+@pytest.mark.parametrize("slots, rows, expected", [(8, 8, 0), (9, 8, 0), (4, 32, 2), (8, 32, 2), (40, 64, 2), (64, 65, 4), (500, 1000, 16)])
 def test_default_staging(slots, rows, expected):
     assert default_staging(slots, rows) == expected
     assert sum(NativeBookkeeping(rows, slots).state()["staged"]) == expected

@@ -43,7 +43,7 @@ def test_round_trip_into_another_pager(rows, tmp_path):
 
 def test_preheat_takes_the_hottest_and_only_free_slots(rows):
     heat = {3: np.arange(16, dtype=np.uint32) * 32, 7: np.arange(16, dtype=np.uint32) * 32 + 1}
-    with Pager(rows.sources, budget_bytes=16 * GEOMETRY.row_bytes) as pager:  # 12 for the working set, 4 for staging
+    with Pager(rows.sources, budget_bytes=16 * GEOMETRY.row_bytes, staging_slots=4) as pager:
         rows.check(pager, 3, [0, 1])
         pager.set_heat(heat)
         assert pager.preheat(4, wait=True) == 4

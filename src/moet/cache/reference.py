@@ -7,12 +7,12 @@ from dataclasses import dataclass
 HEAT_UNIT = 16  # of one touch: leaves four halvings before a single touch is forgotten
 HEAT_MAX = 1 << 30
 HYSTERESIS = HEAT_UNIT
-AGE_TOUCHES_PER_ROW = 16
+AGE_TOUCHES_PER_ROW = 4
 
 
 def default_staging(slots: int, rows: int) -> int:
-    """Staging slots of a class: none where every row has a slot, else a quarter, at least 2 and at most 32."""
-    return 0 if slots >= rows else min(max(slots // 4, 2), 32)
+    """Staging slots of a class: none where every row has a slot, else a sixteenth, at least 2 and at most 16 (docs/decisions/001-cache-policy.md)."""
+    return 0 if slots >= rows else min(max(slots // 16, 2), 16)
 
 
 @dataclass(frozen=True)
