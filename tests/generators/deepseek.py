@@ -6,7 +6,7 @@ from pathlib import Path
 from . import quant_configs
 from .attention import indexer, latent
 from .truth import Truth
-from .writer import COMMON, TOKENS, Writer
+from .writer import COMMON, TOKENS, VOCAB, Writer
 
 # vLLM's CPU kernel for latent attention is compiled for 512 + 64 only, and its rotary embedding is right for yarn only:
 # factor 1 leaves the frequencies as they are.
@@ -72,13 +72,15 @@ def write_deepseek_v2(out: Path, seed: int = 0, layers: int = 3, hidden: int = 2
 
 def write_deepseek_v3(out: Path, seed: int = 0, scheme: str = "bf16", layers: int = 3, hidden: int = 256, inter: int = 128,
                       experts: int = 16, top_k: int = 4, mtp: int = 1, mtp_scheme: str | None = None, hf_quant_only: bool = False,
-                      split_multipliers: bool = False) -> Truth:
+                      split_multipliers: bool = False, vocab: int = VOCAB, **more: object) -> Truth:
     """DeepSeek-V3: "bf16", "fp8_block" (the published one, all linears), or "nvfp4_modelopt" (experts only, MTP layer BF16,
-    as nvidia's). `hf_quant_only`: the quantization stands in hf_quant_config.json alone, as in older modelopt exports."""
+    as nvidia's). `hf_quant_only`: the quantization stands in hf_quant_config.json alone, as in older modelopt exports.
+    `more` replaces keys of config.json."""
     config = _base(hidden, layers, inter, experts, top_k, 128, mtp) | dict(
-        architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", n_group=4, topk_group=2, routed_scaling_factor=2.5)
+        architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", n_group=4, topk_group=2, routed_scaling_factor=2.5,
+        vocab_size=vocab) | more
     modelopt = scheme in quant_configs.MODELOPT_ALGORITHMS
-    w = Writer(seed, hidden, "bf16" if modelopt else scheme)
+    w = Writer(seed, hidden, "bf16" if modelopt else scheme, vocab)
     w.embeddings("model.embed_tokens", "model.norm", "lm_head")
     _layers(w, config, scheme, mtp_scheme=mtp_scheme or ("bf16" if modelopt else None), split_multipliers=split_multipliers)
     if not modelopt:

@@ -6,7 +6,7 @@ from . import quant_configs
 from .attention import grouped, indexer, latent
 from .deepseek import LATENT
 from .truth import Truth
-from .writer import COMMON, TOKENS, Writer
+from .writer import COMMON, TOKENS, VOCAB, Writer
 
 
 def _moe(w: Writer, config: dict, n: int, scheme: str) -> None:
@@ -55,9 +55,9 @@ def write_glm4_moe(out: Path, seed: int = 0, scheme: str = "bf16", layers: int =
 
 
 def write_glm_moe_dsa(out: Path, seed: int = 0, scheme: str = "fp8_block", layers: int = 5, hidden: int = 256, inter: int = 128,
-                      experts: int = 8, top_k: int = 2, mtp: bool = True) -> Truth:
+                      experts: int = 8, top_k: int = 2, mtp: bool = True, vocab: int = VOCAB, **more: object) -> Truth:
     """GLM-5 and 5.2: "fp8_block" as zai-org publishes it, or "nvfp4_modelopt" as nvidia does (MTP layer BF16). The MTP layer
-    has its own indexer and neither embedding nor head."""
+    has its own indexer and neither embedding nor head. `more` replaces keys of config.json."""
     dense_layers = 2
     types = ["full" if n < 3 or n % 4 == 2 else "shared" for n in range(layers)]
     config = COMMON | TOKENS | LATENT | dict(
@@ -68,9 +68,9 @@ def write_glm_moe_dsa(out: Path, seed: int = 0, scheme: str = "fp8_block", layer
         index_topk_freq=4, index_skip_topk_offset=3, indexer_types=types, index_share_for_mtp_iteration=True, indexer_rope_interleave=True,
         rope_interleave=True, rope_parameters=dict(rope_theta=8e6, rope_type="default"), n_group=1, topk_group=1, norm_topk_prob=True,
         routed_scaling_factor=2.5, scoring_func="sigmoid", topk_method="noaux_tc", moe_router_dtype="float32", rms_norm_eps=1e-5,
-        num_nextn_predict_layers=int(mtp), attention_bias=False)
+        num_nextn_predict_layers=int(mtp), attention_bias=False, vocab_size=vocab) | more
     fp8 = scheme.startswith("fp8")
-    w = Writer(seed, hidden, scheme if fp8 else "bf16")
+    w = Writer(seed, hidden, scheme if fp8 else "bf16", vocab)
     w.embeddings("model.embed_tokens", "model.norm", "lm_head")
     for n in range(layers + mtp):
         p = f"model.layers.{n}"

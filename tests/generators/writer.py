@@ -25,6 +25,7 @@ class Writer:
     seed: int
     hidden: int
     dense: str = "bf16"
+    vocab: int = VOCAB
     tensors: dict[str, Raw] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
     sites: dict[int, Site] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class Writer:
             gate, up = self.normal(inter, self.hidden), self.normal(inter, self.hidden)
             down = self.normal(self.hidden, inter, gain=4)
             if e == 0:
-                gate[0, :32], up[1, :16], down[:, ::7] = 0, -0.0, -0.0
+                gate[0, :32], up[1, :16], down[::2, ::7], down[1::2, ::7] = 0, -0.0, -0.0, 0.0  # both signs: no sign bias
             shared = None if split_multipliers else float(max(np.abs(gate).max(), np.abs(up).max()))
             stored = [SCHEMES[scheme](f"{prefix}.{e}.{name}", matrix, amax=amax)
                       for name, matrix, amax in zip(names, (gate, up, down), (shared, shared, None), strict=True)]
@@ -77,11 +78,13 @@ class Writer:
 
     def embeddings(self, embed: str, norm: str, head: str) -> None:
         """The logits' spread is about 3, so that greedy tokens are well apart in float32 arithmetic."""
-        self.plain(f"{embed}.weight", self.normal(VOCAB, self.hidden, gain=self.hidden**0.5))
+        self.plain(f"{embed}.weight", self.normal(self.vocab, self.hidden, gain=self.hidden**0.5))
         self.norm(norm, self.hidden)
-        self.plain(f"{head}.weight", self.normal(VOCAB, self.hidden, gain=3))
+        self.plain(f"{head}.weight", self.normal(self.vocab, self.hidden, gain=3))
 
     def save(self, out: Path, config: dict, shards: int = 2) -> Truth:
+        """Writes the folder. The tokenizer knows VOCAB tokens; a model with another vocabulary gets none."""
         write_folder(out, self.tensors, config, shards)
-        write_tokenizer(out, VOCAB)
+        if self.vocab == VOCAB:
+            write_tokenizer(out, VOCAB)
         return Truth(out, config, self.sites, self.known, self.values)

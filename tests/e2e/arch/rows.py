@@ -1,0 +1,93 @@
+"""The rows of the table of architectures: which checkpoint, who wrote it, and whether vLLM's CPU backend can run the model."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from tests import generators as g
+from tests.e2e.arch.folder import read_folder
+from tests.generators import Truth
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+
+DSA = "vLLM 0.32: sparse attention is not supported on CPU"
+DENSE_FP4 = "vLLM 0.32 has no CPU kernel for the attention's quantized linears; experts are the same as in the experts-only row"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`make` writes (or copies) the checkpoint into a folder. `not_served`: why vLLM's CPU backend cannot run it; empty: it does.
+    `narrow`: made for comparing rows; its sizes are not those that vLLM's CPU kernels take."""
+
+    id: str
+    model: str
+    format: str
+    made_by: str
+    make: Callable[[Path], Truth] = field(repr=False)
+    not_served: str = ""
+    ci_serves: bool = False
+
+
+def _fixture(name: str) -> Callable[[Path], Truth]:
+    def make(out: Path) -> Truth:
+        shutil.copytree(FIXTURES / name, out, ignore=shutil.ignore_patterns("dequantized.*", "made_by.json"))
+        return read_folder(out)
+
+    return make
+
+
+def _generated(id: str, model: str, format: str, write: Callable[..., Truth], not_served: str = "", ci: bool = False, **options: object) -> Row:
+    return Row(id, model, format, "generator", partial(write, **options), not_served, ci)
+
+
+def _exported(name: str, model: str, format: str, tool: str, not_served: str) -> Row:
+    return Row(name, model, format, tool, _fixture(name), not_served)
+
+
+SIZES = "sizes of a committed fixture; the same export at serving size is the row below it"
+V4 = "vLLM 0.32: its CPU kernels for DeepSeek-V4 are compiled for the published sizes only"
+
+ROWS: tuple[Row, ...] = (
+    _generated("deepseek-v2-bf16", "DeepSeek-V2", "BF16", g.write_deepseek_v2),
+    _generated("deepseek-v3-bf16", "DeepSeek-V3", "BF16, with MTP", g.write_deepseek_v3),
+    _generated("deepseek-v3-fp8", "DeepSeek-V3", "FP8, 128 x 128, F32 scales, with MTP", g.write_deepseek_v3, scheme="fp8_block"),
+    _generated("deepseek-v3-nvfp4", "DeepSeek-V3", "NVFP4 (modelopt layout), BF16 MTP", g.write_deepseek_v3, ci=True, scheme="nvfp4_modelopt"),
+    _generated("deepseek-v3-nvfp4-hf-quant", "DeepSeek-V3", "NVFP4, hf_quant_config.json only, gate and up multipliers differ", g.write_deepseek_v3,
+               scheme="nvfp4_modelopt", hf_quant_only=True, split_multipliers=True),
+    _generated("deepseek-v3.2-fp8", "DeepSeek-V3.2", "FP8, 128 x 128, F32 scales, with MTP", g.write_deepseek_v32, DSA),
+    _generated("deepseek-v4-flash", "DeepSeek-V4-Flash", "MXFP4, with MTP", g.write_deepseek_v4, V4),
+    _generated("deepseek-v4-flash-base", "DeepSeek-V4-Flash-Base", "FP8, 128 x 128, F32 scales, with MTP", g.write_deepseek_v4, V4, scheme="fp8_block_v4"),
+    _generated("kimi-k2-fp8", "Kimi-K2", "FP8, 128 x 128, F32 scales", g.write_kimi_k2),
+    _generated("kimi-k2-nvfp4", "Kimi-K2", "NVFP4 (modelopt layout)", g.write_kimi_k2, scheme="nvfp4_modelopt"),
+    _generated("kimi-k2.5-nvfp4", "Kimi-K2.5 and later", "NVFP4 (modelopt layout), vision tower", g.write_kimi_k25,
+               "needs the publisher's own processor code; its language model is the row above"),
+    _generated("glm-4.5-bf16", "GLM-4.5", "BF16, with MTP", g.write_glm4_moe),
+    _generated("glm-4.5-fp8", "GLM-4.5", "FP8, a scale per row (compressed-tensors), with MTP", g.write_glm4_moe, scheme="fp8_channel_compressed"),
+    _generated("glm-5-fp8", "GLM-5, 5.2", "FP8, 128 x 128, F32 scales, with MTP", g.write_glm_moe_dsa, DSA),
+    _generated("glm-5-nvfp4", "GLM-5, 5.2", "NVFP4 (modelopt layout), BF16 MTP", g.write_glm_moe_dsa, DSA, scheme="nvfp4_modelopt"),
+    _generated("qwen3-moe-bf16", "Qwen3-MoE", "BF16", g.write_qwen3_moe),
+    _generated("qwen3-moe-fp8", "Qwen3-MoE", "FP8, 128 x 128, BF16 scales", g.write_qwen3_moe, ci=True, scheme="fp8_block_bf16"),
+    _generated("qwen3-moe-fp8-partial", "Qwen3-MoE", "FP8, 128 x 128, partial blocks", g.write_qwen3_moe, scheme="fp8_block", dense="bf16", hidden=320, inter=160),
+    _generated("qwen3-moe-mxfp4", "Qwen3-MoE", "MXFP4 (compressed-tensors layout)", g.write_qwen3_moe, scheme="mxfp4_compressed"),
+    _generated("qwen3-moe-nvfp4", "Qwen3-MoE", "NVFP4 (compressed-tensors layout)", g.write_qwen3_moe, scheme="nvfp4_compressed"),
+    _generated("gpt-oss-mxfp4", "gpt-oss", "MXFP4, fused, biases", g.write_gpt_oss),
+    _generated("gpt-oss-bf16", "gpt-oss", "BF16, fused, biases", g.write_gpt_oss, quantized=False),
+    _generated("mixtral-bf16", "Mixtral", "BF16", g.write_mixtral),
+    _generated("olmoe-bf16", "OLMoE", "BF16", g.write_olmoe),
+    _generated("minimax-m2-fp8", "MiniMax-M2", "FP8, 128 x 128, F32 scales", g.write_minimax_m2),
+    _exported("qwen3-moe-nvfp4-modelopt", "Qwen3-MoE", "NVFP4, all linears", "modelopt", DENSE_FP4),
+    _exported("qwen3-moe-nvfp4-experts-modelopt", "Qwen3-MoE", "NVFP4, experts only", "modelopt", SIZES),
+    _exported("qwen3-moe-fp8-modelopt", "Qwen3-MoE", "FP8, a scale per matrix", "modelopt", SIZES),
+    _exported("qwen3-moe-fp8-block-modelopt", "Qwen3-MoE", "FP8, 128 x 128, 4-D F32 scales", "modelopt", SIZES),
+    _exported("qwen3-moe-mxfp4-modelopt", "Qwen3-MoE", "MXFP4, all linears", "modelopt", DENSE_FP4),
+    _exported("qwen3-moe-nvfp4-llmcompressor", "Qwen3-MoE", "NVFP4, all linears", "llmcompressor", DENSE_FP4),
+    _exported("qwen3-moe-mxfp4-llmcompressor", "Qwen3-MoE", "MXFP4, all linears", "llmcompressor", DENSE_FP4),
+    _exported("qwen3-moe-fp8-block-llmcompressor", "Qwen3-MoE", "FP8, 128 x 128, BF16 scales", "llmcompressor", SIZES),
+    _exported("qwen3-moe-fp8-channel-llmcompressor", "Qwen3-MoE", "FP8, a scale per row", "llmcompressor", SIZES),
+    _exported("deepseek-v3-nvfp4-modelopt", "DeepSeek-V3", "NVFP4, experts only", "modelopt", SIZES),
+    _exported("glm-5.2-nvfp4-modelopt", "GLM-5.2", "NVFP4, experts only", "modelopt", DSA),
+    _exported("minimax-m2-nvfp4-modelopt", "MiniMax-M2", "NVFP4, experts only", "modelopt", SIZES),
+    _exported("mixtral-nvfp4-modelopt", "Mixtral", "NVFP4, experts only", "modelopt", SIZES),
+)
