@@ -97,6 +97,10 @@ class Checkpoint:
         """"mxfp4", "nvfp4", "fp8", "fp8_row" or "bf16": what all experts of the layer are stored as."""
         return self._plan(layer).format
 
+    def scale_dtype(self, layer: int) -> str:
+        """safetensors' dtype of the layer's scales as stored, "" for bf16."""
+        return self._plan(layer).scale_dtype
+
     def biased(self, layer: int) -> bool:
         """Whether the layer's experts have biases."""
         return self._plan(layer).biased

@@ -20,10 +20,12 @@ MATRICES = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class LayerReader:
-    """format: the native format of every matrix in the layer. biased: they have biases. expert_bytes: stored bytes of one expert."""
+    """format: the native format of every matrix in the layer. scale_dtype: the checkpoint's dtype of their scales, "" for bf16.
+    biased: they have biases. expert_bytes: stored bytes of one expert."""
 
     layer: MoeLayer
     format: str
+    scale_dtype: str
     biased: bool
     expert_bytes: int
     _module: ModuleType
@@ -64,7 +66,8 @@ def plan_layer(names: LayerNames, projections: Projections, hidden: int, info: C
             if kind != first_kind:
                 raise parts.pieces["codes"].wrong(f"one format in layer {layer.index}: {first_kind}, as {first} has", kind)
     size = sum(span.nbytes for span in {span for m in MATRICES for span in _spans(parts_of(0, m), all_roles=True)})
-    return LayerReader(layer, first_kind, "bias" in parts_of(0, "gate").pieces, size, module, parts_of)
+    gate = parts_of(0, "gate")
+    return LayerReader(layer, first_kind, gate.dtype("scale"), "bias" in gate.pieces, size, module, parts_of)
 
 
 def _spans(parts: Parts, all_roles: bool = False) -> list[Span]:
