@@ -62,13 +62,14 @@ class Writer:
     def experts(self, layer: int, prefix: str, count: int, inter: int, scheme: str, names: tuple[str, str, str] = NAMES,
                 split_multipliers: bool = False) -> None:
         """Routed experts, one tensor group each. NVFP4: gate and up share their multiplier, as modelopt makes them, unless
-        `split_multipliers`. Expert 0 gets a few zero blocks and signed zeros, which rounding alone makes rarely."""
+        `split_multipliers`. Expert 0 gets a zero block and some signed zeros, which rounding alone
+        makes rarely; few, since tools give exact zeros one sign and a 2-bit zero has to take a side."""
         self.sites[layer] = Site(prefix, names, FORMATS[scheme])
         for e in range(count):
             gate, up = self.normal(inter, self.hidden), self.normal(inter, self.hidden)
             down = self.normal(self.hidden, inter, gain=4)
             if e == 0:
-                gate[0, :32], up[1, :16], down[::2, ::7], down[1::2, ::7] = 0, -0.0, -0.0, 0.0  # both signs: no sign bias
+                gate[0, :32], up[1, :16], down[0, ::7] = 0, -0.0, -0.0
             shared = None if split_multipliers else float(max(np.abs(gate).max(), np.abs(up).max()))
             stored = [SCHEMES[scheme](f"{prefix}.{e}.{name}", matrix, amax=amax)
                       for name, matrix, amax in zip(names, (gate, up, down), (shared, shared, None), strict=True)]
