@@ -23,7 +23,7 @@ inline constexpr int32_t kMinSlots = 4;            // two for the working set, t
 
 inline int32_t default_staging(int32_t slots, int64_t rows) {
   if (slots >= rows) return 0;
-  return slots < 32 ? 2 : slots > 256 ? 16 : slots / 16;
+  return slots < 16 ? 2 : slots > 64 ? 8 : slots / 8;
 }
 
 // -1 for the defaults. staging is cut so that both kinds of slot exist where not every row has one.

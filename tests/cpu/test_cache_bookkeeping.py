@@ -121,7 +121,7 @@ def test_heat_halves():
     assert book.heat[:2] == [2 * HEAT_UNIT, HEAT_UNIT] and book.heat[5] == HEAT_UNIT
 
 
-@pytest.mark.parametrize("slots, rows, expected", [(8, 8, 0), (9, 8, 0), (4, 32, 2), (8, 32, 2), (40, 64, 2), (64, 65, 4), (500, 1000, 16)])
+@pytest.mark.parametrize("slots, rows, expected", [(8, 8, 0), (9, 8, 0), (4, 32, 2), (8, 32, 2), (15, 64, 2), (24, 64, 3), (64, 65, 8), (500, 1000, 8)])
 def test_default_staging(slots, rows, expected):
     assert default_staging(slots, rows) == expected
     assert sum(NativeBookkeeping(rows, slots).state()["staged"]) == expected

@@ -11,8 +11,8 @@ AGE_TOUCHES_PER_ROW = 4
 
 
 def default_staging(slots: int, rows: int) -> int:
-    """Staging slots of a class: none where every row has a slot, else a sixteenth, at least 2 and at most 16 (docs/decisions/001-cache-policy.md)."""
-    return 0 if slots >= rows else min(max(slots // 16, 2), 16)
+    """Staging slots of a class: none where every row has a slot, else an eighth, at least 2 and at most 8 (docs/decisions/001-cache-policy.md)."""
+    return 0 if slots >= rows else min(max(slots // 8, 2), 8)
 
 
 @dataclass(frozen=True)
