@@ -1,12 +1,17 @@
 """Held-out numbers: bits per byte, expert shares, accepted draft tokens."""
 
+import argparse
 import json
 import math
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from transformers import AutoTokenizer
 
+import checkpoint
+import tokenizer as tok
+from config import ModelConfig
 from model import Model
 
 
@@ -15,12 +20,12 @@ def masks(model: Model, two_bit: bool, device) -> torch.Tensor | None:
     return torch.ones(model.c.moe_layers, 2, model.c.experts, device=device) if two_bit else None
 
 
-def held_out(demo: Path, tokenizer, render) -> dict[str, tuple[torch.Tensor, int]]:
+def held_out(demo: Path, tokenizer) -> dict[str, tuple[torch.Tensor, int]]:
     """(tokens [T], bytes of text) of the held-out texts and conversations."""
     rows = [json.loads(line) for line in (demo / "heldout/text.jsonl").read_text("utf-8").splitlines()]
     talks = [json.loads(line)["messages"] for line in (demo / "heldout/chat.jsonl").read_text("utf-8").splitlines()]
     texts = {"text": [tokenizer.bos_token + row["text"] + tokenizer.eos_token for row in rows],
-             "chat": [render(tokenizer, talk) for talk in talks]}
+             "chat": [tok.render(tokenizer, talk) for talk in talks]}
     sets = {}
     for name, parts in texts.items():
         whole = "".join(parts)
@@ -99,12 +104,12 @@ def prompt_tokens(demo: Path, tokenizer) -> tuple[list[dict], list[list[int]]]:
     return rows, tokens
 
 
-def report(model: Model, demo: Path, tokenizer, render, limit: int | None = None, new: int = 128) -> tuple[dict, list[dict]]:
+def report(model: Model, demo: Path, tokenizer, limit: int | None = None, new: int = 128) -> tuple[dict, list[dict]]:
     """Numbers of the model as it is and with two-bit experts, and the greedy answers of both.
 
     `limit` caps windows and prompts: for trials on a CPU.
     """
-    sets = held_out(demo, tokenizer, render)
+    sets = held_out(demo, tokenizer)
     rows, prompts = (part[:limit] for part in prompt_tokens(demo, tokenizer))
     stop = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
     numbers, answers = {}, [{k: row[k] for k in ("id", "kind")} for row in rows]
@@ -119,3 +124,26 @@ def report(model: Model, demo: Path, tokenizer, render, limit: int | None = None
         for answer, output in zip(answers, outputs):
             answer[mode] = tokenizer.decode(output, skip_special_tokens=True)
     return numbers, answers
+
+
+def main() -> None:
+    """Evaluates a plain checkpoint, for example what dequantize.py wrote."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--out", type=Path, default=None, help="folder for numbers.json and answers.json (the checkpoint's)")
+    parser.add_argument("--limit", type=int, default=None, help="cap of windows and prompts (for trials)")
+    args = parser.parse_args()
+    demo = Path(__file__).resolve().parent.parent
+    model = Model(ModelConfig())
+    model.load_state_dict(checkpoint.from_hf(checkpoint.read(args.checkpoint), model.c))
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    numbers, answers = report(model, demo, AutoTokenizer.from_pretrained(demo / "model"), args.limit)
+    out = args.out or args.checkpoint
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n")
+    (out / "answers.json").write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n")
+    print(json.dumps(numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -38,7 +38,7 @@ def quantize(trained: Path, windows: torch.Tensor, folder: Path) -> None:
 
     def forward(module):
         with torch.no_grad():
-            for part in windows.split(2):
+            for part in windows.split(8):
                 module(input_ids=part.to(module.device))
 
     mtq.quantize(model, copy.deepcopy(mtq.NVFP4_EXPERTS_ONLY_CFG), forward)
@@ -68,7 +68,7 @@ def merge(trained: Path, exported: Path, model: Path) -> None:
 def main(trained: Path, demo: Path, work: Path) -> None:
     exported = work / "exported"
     shutil.rmtree(exported, ignore_errors=True)
-    quantize(trained, calibration(work, count=8, length=128), exported)
+    quantize(trained, calibration(work, count=16, length=256), exported)
     merge(trained, exported, demo / "model")
     missing = [name for name in TOKENIZER_FILES if not (demo / "model" / name).exists()]
     assert not missing, f"tokenizer files missing from demo/model: {missing}"

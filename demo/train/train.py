@@ -165,7 +165,7 @@ def main() -> None:
     corpus.build(args.work, DEMO)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
-    watched = evaluate.held_out(DEMO, tokenizer, tok.render)["text"]
+    watched = evaluate.held_out(DEMO, tokenizer)["text"]
     model, history = train(args, device, watched)
     checkpoint.write(checkpoint.half(checkpoint.to_hf(model.cpu().state_dict(), model.c)), args.out)
     stop = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(tok.END)]
@@ -173,7 +173,7 @@ def main() -> None:
     (args.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (args.out / "history.json").write_text(json.dumps(history | {"stop": stop, "device": device}) + "\n")
     model.load_state_dict(checkpoint.from_hf(checkpoint.read(args.out), model.c))  # judge what is shipped
-    numbers, answers = evaluate.report(model.to(device), DEMO, tokenizer, tok.render, args.limit)
+    numbers, answers = evaluate.report(model.to(device), DEMO, tokenizer, args.limit)
     (args.out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n")
     (args.out / "answers.json").write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n")
     print(json.dumps(numbers), flush=True)
