@@ -13,15 +13,29 @@ PREFIX = "model.layers.{}.mlp.experts."
 
 
 class Tiny:
-    """Change `tensors` and `config`, then `save`. Layers 0..layers-1 all have experts; one dense tensor a layer besides the router."""
+    """Change `tensors` and `config`, then `save`. Layers 0..layers-1 all have experts; one dense tensor a
+    layer besides the router."""
 
-    def __init__(self, scheme: str | tuple[str, ...] = "bf16", hidden: int = 64, inter: int = 96, experts: int = 3, seed: int = 0, **options):
+    def __init__(
+        self,
+        scheme: str | tuple[str, ...] = "bf16",
+        hidden: int = 64,
+        inter: int = 96,
+        experts: int = 3,
+        seed: int = 0,
+        **options,
+    ):
         schemes = (scheme,) if isinstance(scheme, str) else scheme
         self.writer = Writer(seed, hidden)
         self.config = {
-            "architectures": ["Qwen3MoeForCausalLM"], "hidden_act": "silu", "hidden_size": hidden, "num_hidden_layers": len(schemes),
-            "num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": inter,
-        }  # fmt: skip
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "hidden_act": "silu",
+            "hidden_size": hidden,
+            "num_hidden_layers": len(schemes),
+            "num_experts": experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": inter,
+        }
         for n, one in enumerate(schemes):
             self.writer.plain(f"model.layers.{n}.mlp.gate.weight", self.writer.normal(experts, hidden))
             self.writer.plain(f"model.layers.{n}.input_layernorm.weight", self.writer.normal(hidden))

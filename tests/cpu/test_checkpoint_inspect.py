@@ -11,7 +11,9 @@ from tests.generators.schemes import Raw
 
 
 def moet(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "moet", *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "moet", *map(str, arguments)], capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,10 @@ def test_checkpoint_as_json(made):
     assert (found["expert_bytes"], found["dense_bytes"]) == (experts, dense)
     assert (found["architecture"], found["hidden"], found["top_k"]) == ("Qwen3MoeForCausalLM", 128, 2)
     assert (found["tensors"], found["shards"]) == (len(tiny.tensors), 2)
-    assert [(g["layers"], g["format"], g["scale_dtype"]) for g in found["groups"]] == [([0], "nvfp4", "F8_E4M3"), ([1, 2], "bf16", "")]
+    assert [(g["layers"], g["format"], g["scale_dtype"]) for g in found["groups"]] == [
+        ([0], "nvfp4", "F8_E4M3"),
+        ([1, 2], "bf16", ""),
+    ]
 
 
 def test_estimate_is_the_packs_own_size(made):
@@ -57,8 +62,20 @@ def test_pack_as_json(made):
 def test_for_people(made):
     root, _ = made
     for folder, words in (
-        ("src", ("checkpoint of Qwen3MoeForCausalLM", "nvfp4", "bf16", "1-2", "every one claimed", "as a pack")),
-        ("dst", ("pack of Qwen3MoeForCausalLM", "precisions base, native", "bits a weight", "sign bias", "fingerprint")),
+        (
+            "src",
+            ("checkpoint of Qwen3MoeForCausalLM", "nvfp4", "bf16", "1-2", "every one claimed", "as a pack"),
+        ),
+        (
+            "dst",
+            (
+                "pack of Qwen3MoeForCausalLM",
+                "precisions base, native",
+                "bits a weight",
+                "sign bias",
+                "fingerprint",
+            ),
+        ),
     ):
         run = moet("inspect", root / folder)
         assert run.returncode == 0, run.stderr
@@ -67,7 +84,9 @@ def test_for_people(made):
 
 def test_damage_is_one_line_and_an_exit_code(tmp_path):
     tiny = Tiny()
-    tiny.tensors[tiny.name(0, "up_proj.zero_point")] = Raw("U8", tiny.tensors[tiny.name(0, "up_proj.weight")].data.view("u1"))
+    tiny.tensors[tiny.name(0, "up_proj.zero_point")] = Raw(
+        "U8", tiny.tensors[tiny.name(0, "up_proj.weight")].data.view("u1")
+    )
     tiny.save(tmp_path)
     run = moet("inspect", tmp_path)
     assert run.returncode == 1 and not run.stdout

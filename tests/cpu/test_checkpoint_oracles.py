@@ -1,4 +1,5 @@
-"""transformers and compressed-tensors load the same files; their parameters, in BF16, are our values rounded to BF16."""
+"""transformers and compressed-tensors load the same files; their parameters, in BF16, are our values rounded
+to BF16."""
 
 from pathlib import Path
 
@@ -34,7 +35,8 @@ MODELS = {
 
 
 PARTIAL_BLOCKS = ("v3-fp8", "glm52-fp8")
-"""Their kv_a_proj_with_mqa has a partial block, which transformers 5 cannot load (it divides rows by scale rows)."""
+"""Their kv_a_proj_with_mqa has a partial block, which transformers 5 cannot load (it divides rows by scale
+rows)."""
 
 
 def dense_in_bf16(checkpoint: Checkpoint, truth: g.Truth, out: Path) -> Path:
@@ -44,7 +46,9 @@ def dense_in_bf16(checkpoint: Checkpoint, truth: g.Truth, out: Path) -> Path:
         dense = set(checkpoint.dense_names(shard))
         for name, info in read_header(checkpoint.root / shard).items():
             if name not in dense:
-                tensors[name] = Raw(info.dtype, checkpoint.read(name).view(ITEM[info.dtype]).reshape(info.shape))
+                tensors[name] = Raw(
+                    info.dtype, checkpoint.read(name).view(ITEM[info.dtype]).reshape(info.shape)
+                )
     for name, values in truth.values.items():
         tensors[name] = schemes.raw("BF16", values)
     config = dict(truth.config)
@@ -55,7 +59,8 @@ def dense_in_bf16(checkpoint: Checkpoint, truth: g.Truth, out: Path) -> Path:
 
 
 def bits(values: np.ndarray) -> np.ndarray:
-    """float64 -> BF16 bits. Every format's values have at most 24 bits where these files' scales are powers of two or short; float32 holds them."""
+    """float64 -> BF16 bits. Every format's values have at most 24 bits where these files' scales are powers
+    of two or short; float32 holds them."""
     return narrow_bf16(values.astype(np.float32))
 
 
@@ -87,14 +92,16 @@ def test_transformers_has_the_same_experts(key, tmp_path, without_accelerate):
     compared = 0
     for layer in checkpoint.spec.layers:
         if layer.mtp:
-            continue   # transformers leaves MTP out
+            continue  # transformers leaves MTP out
         theirs = getattr(model.model.layers[layer.index], block).experts
         oai = checkpoint.spec.activation.kind == "swiglu_oai"
         for expert in checkpoint.experts(layer.index):
             e, both, down = expert.expert, theirs.gate_up_proj[expert.expert], theirs.down_proj[expert.expert]
-            if oai:   # [K, N], interleaved
+            if oai:  # [K, N], interleaved
                 gate, up, down = both[:, 0::2].T, both[:, 1::2].T, down.T
-                assert np.array_equal(bits(expert.gate.bias), parameter_bits(theirs.gate_up_proj_bias[e, 0::2]))
+                assert np.array_equal(
+                    bits(expert.gate.bias), parameter_bits(theirs.gate_up_proj_bias[e, 0::2])
+                )
                 assert np.array_equal(bits(expert.up.bias), parameter_bits(theirs.gate_up_proj_bias[e, 1::2]))
                 assert np.array_equal(bits(expert.down.bias), parameter_bits(theirs.down_proj_bias[e]))
             else:
@@ -105,11 +112,14 @@ def test_transformers_has_the_same_experts(key, tmp_path, without_accelerate):
     assert compared == 3 * sum(layer.experts for layer in checkpoint.spec.layers if not layer.mtp) > 0
 
 
-@pytest.mark.parametrize("scheme", ["nvfp4_compressed", "mxfp4_compressed", "fp8_channel_compressed", "fp8_block_compressed"])
+@pytest.mark.parametrize(
+    "scheme", ["nvfp4_compressed", "mxfp4_compressed", "fp8_channel_compressed", "fp8_block_compressed"]
+)
 def test_compressed_tensors_decompresses_to_the_same(scheme, tmp_path):
-    """compressed-tensors works in BF16 or float32 arithmetic; the difference is at most its rounding (2**-8 of a value)."""
+    """compressed-tensors works in BF16 or float32 arithmetic; the difference is at most its rounding (2**-8
+    of a value)."""
     pytest.importorskip("compressed_tensors")
-    tiny = Tiny(scheme, hidden=256, inter=256)   # it tells blocks from rows by shape: two blocks both ways
+    tiny = Tiny(scheme, hidden=256, inter=256)  # it tells blocks from rows by shape: two blocks both ways
     tiny.save(tmp_path)
     expert = Checkpoint.open(tmp_path).expert(0, 1)
     for name, matrix in (("gate_proj", expert.gate), ("up_proj", expert.up), ("down_proj", expert.down)):
@@ -137,11 +147,25 @@ def decompress(scheme: str, state: dict) -> "torch.Tensor":
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     formats = {
-        "nvfp4_compressed": ("nvfp4-pack-quantized", dict(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)),
-        "mxfp4_compressed": ("mxfp4-pack-quantized", dict(num_bits=4, type="float", strategy="group", group_size=32, symmetric=True)),
-        "fp8_channel_compressed": ("float-quantized", dict(num_bits=8, type="float", strategy="channel", symmetric=True)),
-        "fp8_block_compressed": ("float-quantized", dict(num_bits=8, type="float", strategy="block", block_structure=[128, 128], symmetric=True)),
+        "nvfp4_compressed": (
+            "nvfp4-pack-quantized",
+            dict(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True),
+        ),
+        "mxfp4_compressed": (
+            "mxfp4-pack-quantized",
+            dict(num_bits=4, type="float", strategy="group", group_size=32, symmetric=True),
+        ),
+        "fp8_channel_compressed": (
+            "float-quantized",
+            dict(num_bits=8, type="float", strategy="channel", symmetric=True),
+        ),
+        "fp8_block_compressed": (
+            "float-quantized",
+            dict(num_bits=8, type="float", strategy="block", block_structure=[128, 128], symmetric=True),
+        ),
     }
     name, arguments = formats[scheme]
     compressor = BaseCompressor.get_value_from_registry(name)
-    return compressor.decompress(state, QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments)))["weight"]
+    return compressor.decompress(
+        state, QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
+    )["weight"]

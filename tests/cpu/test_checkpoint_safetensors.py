@@ -27,8 +27,15 @@ def write(path: Path, header: object, data: bytes = b"", length: int | None = No
 def test_reads_what_safetensors_writes(tmp_path):
     from safetensors.numpy import save_file
 
-    arrays = {"b": np.arange(6, dtype=np.int32).reshape(2, 3), "a": np.ones((3, 1, 2), np.float16), "empty": np.zeros((0, 4), np.uint8), "scalar": np.float64(3)}
-    save_file({k: np.asarray(v) for k, v in arrays.items()}, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    arrays = {
+        "b": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "a": np.ones((3, 1, 2), np.float16),
+        "empty": np.zeros((0, 4), np.uint8),
+        "scalar": np.float64(3),
+    }
+    save_file(
+        {k: np.asarray(v) for k, v in arrays.items()}, tmp_path / "x.safetensors", metadata={"format": "pt"}
+    )
     infos = read_header(tmp_path / "x.safetensors")
     assert set(infos) == set(arrays)
     spans = [Span(i.file, i.offset, i.nbytes) for i in infos.values()]
@@ -73,8 +80,18 @@ BAD = {
     "dimension is no integer": ({"x": entry(0, 4, shape=[4.0])}, bytes(4), None, "shape"),
     "dimension is true": ({"x": entry(0, 1, shape=[True])}, bytes(1), None, "shape"),
     "huge dimensions": ({"x": entry(0, 4, shape=[2**40, 2**40])}, bytes(4), None, "bytes"),
-    "offsets descend": ({"x": {"dtype": "U8", "shape": [4], "data_offsets": [4, 0]}}, bytes(4), None, "data_offsets"),
-    "three offsets": ({"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4, 4]}}, bytes(4), None, "data_offsets"),
+    "offsets descend": (
+        {"x": {"dtype": "U8", "shape": [4], "data_offsets": [4, 0]}},
+        bytes(4),
+        None,
+        "data_offsets",
+    ),
+    "three offsets": (
+        {"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4, 4]}},
+        bytes(4),
+        None,
+        "data_offsets",
+    ),
     "size is not shape times dtype": ({"x": entry(0, 4, "F32", [2])}, bytes(4), None, "8 bytes"),
     "odd number of 4-bit values": ({"x": entry(0, 1, "F4", [3])}, bytes(1), None, "1.5 bytes"),
     "hole": ({"x": entry(0, 4), "y": entry(5, 8)}, bytes(8), None, "hole"),
@@ -83,7 +100,7 @@ BAD = {
     "same bytes twice": ({"x": entry(0, 4), "y": entry(0, 4)}, bytes(4), None, "overlaps"),
     "truncated": (GOOD, bytes(7), None, "bytes"),
     "bytes behind the data": (GOOD, bytes(9), None, "bytes"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -144,7 +161,9 @@ def test_neighbours_are_one_read(tmp_path, monkeypatch):
 
     (tmp_path / "x").write_bytes(bytes(100))
     calls, real = [], module.os.preadv
-    monkeypatch.setattr(module.os, "preadv", lambda fd, buffers, at: calls.append(at) or real(fd, buffers, at))
+    monkeypatch.setattr(
+        module.os, "preadv", lambda fd, buffers, at: calls.append(at) or real(fd, buffers, at)
+    )
     Reader().read([Span(tmp_path / "x", 30, 10), Span(tmp_path / "x", 10, 20), Span(tmp_path / "x", 50, 5)])
     assert calls == [10, 50]
 

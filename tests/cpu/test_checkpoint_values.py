@@ -36,8 +36,11 @@ MODELS = {
 
 
 def check_experts(checkpoint: Checkpoint, truth: Truth) -> None:
-    """All experts of all layers against the truth; each layer's format, shapes and dtypes against the contract."""
-    assert {(layer.index, e) for layer in checkpoint.spec.layers for e in range(layer.experts)} == set(truth.experts)
+    """All experts of all layers against the truth; each layer's format, shapes and dtypes against the
+    contract."""
+    assert {(layer.index, e) for layer in checkpoint.spec.layers for e in range(layer.experts)} == set(
+        truth.experts
+    )
     for layer in checkpoint.spec.layers:
         assert checkpoint.native_format(layer.index) == truth.sites[layer.index].format
         for expert in checkpoint.experts(layer.index):
@@ -77,7 +80,12 @@ def test_formats_and_odd_sizes(scheme, shape, tmp_path):
     checkpoint = Checkpoint.open(tmp_path / "c")
     check_experts(checkpoint, truth)
     expert = checkpoint.expert(0, 2)
-    assert (expert.gate.rows, expert.gate.cols, expert.down.rows, expert.down.cols) == (inter, hidden, hidden, inter)
+    assert (expert.gate.rows, expert.gate.cols, expert.down.rows, expert.down.cols) == (
+        inter,
+        hidden,
+        hidden,
+        inter,
+    )
     assert expert.gate.format == FORMATS[scheme]
     if expert.gate.format != "bf16":
         assert expert.down.scales.shape == scale_shape(expert.down.format, hidden, inter)
@@ -91,7 +99,11 @@ def test_codes_are_the_files_own_bytes(tmp_path):
     expert = checkpoint.expert(0, 1)
     for name, matrix in (("gate_proj", expert.gate), ("up_proj", expert.up), ("down_proj", expert.down)):
         stored = tiny.tensors[tiny.name(1, f"{name}.weight")].data
-        assert matrix.codes.tobytes() == stored.tobytes() == checkpoint.read(tiny.name(1, f"{name}.weight")).tobytes()
+        assert (
+            matrix.codes.tobytes()
+            == stored.tobytes()
+            == checkpoint.read(tiny.name(1, f"{name}.weight")).tobytes()
+        )
         assert matrix.codes.ctypes.data % 64 == 0
         assert matrix.scales.tobytes() == tiny.tensors[tiny.name(1, f"{name}.scale")].data.tobytes()
 
@@ -108,7 +120,12 @@ def test_expert_bytes_are_the_files(scheme, tmp_path):
 def test_scale_dtypes_widen_exactly(dtype, tmp_path):
     """The same E4M3 codes with a scale of 2**-3 in each dtype mean the same numbers, byte for byte."""
     tiny = Tiny("fp8_block")
-    bits = {"F32": np.float32(0.125), "BF16": np.uint16(0x3E00), "F16": np.float16(0.125), "F8_E8M0": np.uint8(124)}[dtype]
+    bits = {
+        "F32": np.float32(0.125),
+        "BF16": np.uint16(0x3E00),
+        "F16": np.float16(0.125),
+        "F8_E8M0": np.uint8(124),
+    }[dtype]
     for e in range(3):
         for p in ("gate_proj", "up_proj", "down_proj"):
             name = tiny.name(e, f"{p}.weight_scale_inv")
@@ -147,14 +164,24 @@ def test_modelopt_and_compressed_tensors_spell_the_same_weights(tmp_path):
     for name in list(b.tensors):
         tensor = b.tensors.pop(name)
         if name.endswith("weight_scale_2"):
-            tensor, name = Raw("F32", np.array([2.0**9], np.float32)), name.replace("weight_scale_2", "weight_global_scale")
+            tensor, name = (
+                Raw("F32", np.array([2.0**9], np.float32)),
+                name.replace("weight_scale_2", "weight_global_scale"),
+            )
         elif ".experts." in name and name.endswith("_proj.weight"):
             name = name.replace(".weight", ".weight_packed")
         elif name.endswith("input_scale"):
-            tensor, name = Raw("F32", np.array([500], np.float32)), name.replace("input_scale", "input_global_scale")
+            tensor, name = (
+                Raw("F32", np.array([500], np.float32)),
+                name.replace("input_scale", "input_global_scale"),
+            )
         b.tensors[name] = tensor
     b.save(tmp_path / "compressed")
-    for x, y in zip(Checkpoint.open(tmp_path / "modelopt").experts(0), Checkpoint.open(tmp_path / "compressed").experts(0), strict=True):
+    for x, y in zip(
+        Checkpoint.open(tmp_path / "modelopt").experts(0),
+        Checkpoint.open(tmp_path / "compressed").experts(0),
+        strict=True,
+    ):
         assert x.gate.multiplier == y.gate.multiplier == 2.0**-9
         for name in ("gate", "up", "down"):
             same(dequantize(getattr(x, name)), dequantize(getattr(y, name)))
@@ -191,35 +218,31 @@ def test_layers_may_have_different_formats(tmp_path):
     assert [checkpoint.native_format(n) for n in range(4)] == ["nvfp4", "bf16", "fp8", "fp8_row"]
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "fp8_block", "fp8_channel_compressed", "fp8_tensor_modelopt", "nvfp4_modelopt", "mxfp4_compressed"])
-def test_fused_experts_equal_single_ones(scheme, tmp_path):
-    """[E, 2F, H] with gate above up: the same bytes cut out. F = 96 puts an FP8 block of 128 across the two, so its scale is shared there."""
-    single = Tiny(scheme, hidden=160, inter=128)
-    single.save(tmp_path / "single")
-    fused = Tiny(scheme, hidden=160, inter=128)
-    for suffix in {n.rsplit("_proj", 1)[1] for n in fused.tensors if ".experts." in n}:
-        take = lambda p: [fused.tensors.pop(fused.name(e, f"{p}_proj{suffix}")) for e in range(3)]  # noqa: E731
-        gate, up, down = take("gate"), take("up"), take("down")
-        if gate[0].data.ndim == 0 or gate[0].data.size == 1 and "scale_inv" not in suffix:
-            up = gate     # gate and up share a scalar
-            both = [t.data.reshape(()) for t in gate]
-        else:
-            both = [np.concatenate([a.data, b.data]) for a, b in zip(gate, up, strict=True)]
-        fused.tensors[f"model.layers.0.mlp.experts.gate_up_proj{suffix}"] = Raw(gate[0].dtype, np.stack(both))
-        fused.tensors[f"model.layers.0.mlp.experts.down_proj{suffix}"] = Raw(down[0].dtype, np.stack([t.data for t in down]))
-    fused.save(tmp_path / "fused")
-    a, b = Checkpoint.open(tmp_path / "single"), Checkpoint.open(tmp_path / "fused")
-    b.check()
-    assert a.native_format(0) == b.native_format(0)
-    for x, y in zip(a.experts(0), b.experts(0), strict=True):
-        for name in ("gate", "up", "down"):
-            m, n = getattr(x, name), getattr(y, name)
-            assert m.codes.tobytes() == n.codes.tobytes()
-            if scheme == "fp8_tensor_modelopt" and name == "up":
-                continue
-            same(dequantize(m), dequantize(n))
-    if scheme != "fp8_tensor_modelopt":
-        assert a.expert_bytes(0) - b.expert_bytes(0) in (0, 8)   # gate's and up's multiplier and input scale are one
+@pytest.mark.parametrize("inter", [96, 128])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_fused_experts(scheme, inter, tmp_path):
+    """[E, 2F, H] with gate above up. At F = 96 an FP8 block of 128 rows reaches from gate into up."""
+    hidden, experts, random = 160, 3, np.random.default_rng(0)
+    tiny, expected = Tiny(scheme, hidden, inter, experts), {}
+    for name in [n for n in tiny.tensors if ".experts." in n]:
+        del tiny.tensors[name]
+    for name, shape in (("gate_up_proj", (2 * inter, hidden)), ("down_proj", (hidden, inter))):
+        stored = [SCHEMES[scheme]("", random.standard_normal(shape)) for _ in range(experts)]
+        expected |= {(e, name): one.value for e, one in enumerate(stored)}
+        for suffix, first in stored[0].tensors.items():
+            data = np.stack([one.tensors[suffix].data for one in stored])
+            tiny.tensors[f"model.layers.0.mlp.experts.{name}{suffix}"] = Raw(first.dtype, data)
+    tiny.save(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint.check()
+    assert checkpoint.native_format(0) == FORMATS[scheme]
+    for expert in checkpoint.experts(0):
+        same(dequantize(expert.gate), expected[expert.expert, "gate_up_proj"][:inter])
+        same(dequantize(expert.up), expected[expert.expert, "gate_up_proj"][inter:])
+        same(dequantize(expert.down), expected[expert.expert, "down_proj"])
+    assert checkpoint.expert_bytes(0) * experts == sum(
+        t.data.nbytes for name, t in tiny.tensors.items() if ".experts." in name
+    )
 
 
 def test_expert_by_number(tmp_path):
@@ -231,10 +254,15 @@ def test_expert_by_number(tmp_path):
 
 
 def test_modelopts_transposed_gpt_oss(tmp_path):
-    """NVFP4 as modelopt exports gpt-oss: `gate_up_proj` U8 [E, H/2, 2F] with interleaved columns, one multiplier for all experts."""
+    """NVFP4 as modelopt exports gpt-oss: `gate_up_proj` U8 [E, H/2, 2F] with interleaved columns, one
+    multiplier for all experts."""
     truth = g.write_gpt_oss(tmp_path / "source", quantized=False, layers=1, hidden=64, inter=96, experts=3)
     header = Checkpoint.open(tmp_path / "source")
-    tensors = {name: Raw("BF16", header.read(name).view(np.uint16)) for name in header._shard_of if "experts" not in name}
+    tensors = {
+        name: Raw("BF16", header.read(name).view(np.uint16))
+        for name in header._shard_of
+        if "experts" not in name
+    }
     prefix, expected = "model.layers.0.mlp.experts.", {}
     for name, both in (("gate_up_proj", True), ("down_proj", False)):
         codes, scales = [], []
@@ -249,7 +277,9 @@ def test_modelopts_transposed_gpt_oss(tmp_path):
         tensors[f"{prefix}{name}_weight_scale"] = Raw("F8_E4M3", np.stack(scales))
         tensors[f"{prefix}{name}_weight_scale_2"] = stored.tensors["x.weight_scale_2"]
         tensors[f"{prefix}{name}_input_scale"] = stored.tensors["x.input_scale"]
-        tensors[f"{prefix}{name}_bias"] = Raw("BF16", header.read(f"{prefix}{name}_bias").view(np.uint16).reshape(3, -1))
+        tensors[f"{prefix}{name}_bias"] = Raw(
+            "BF16", header.read(f"{prefix}{name}_bias").view(np.uint16).reshape(3, -1)
+        )
     for name, tensor in tensors.items():
         if "experts" not in name:
             tensors[name] = Raw("BF16", tensor.data.reshape(header.tensor_info(name).shape))

@@ -7,51 +7,112 @@ from moet.models import FAMILIES, Activation, dense_prefixes, family_of, spec_of
 
 SILU = {"hidden_act": "silu"}
 PUBLISHED = {
-    "DeepSeek-V3": SILU | {
-        "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61, "n_routed_experts": 256,
-        "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3,
-        "moe_layer_freq": 1, "num_nextn_predict_layers": 1,
+    "DeepSeek-V3": SILU
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "intermediate_size": 18432,
+        "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
     },
-    "DeepSeek-V4-Flash": SILU | {
-        "architectures": ["DeepseekV4ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 43, "n_routed_experts": 256,
-        "num_experts_per_tok": 6, "moe_intermediate_size": 2048, "num_nextn_predict_layers": 1, "swiglu_limit": 10.0,
+    "DeepSeek-V4-Flash": SILU
+    | {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 43,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 2048,
+        "num_nextn_predict_layers": 1,
+        "swiglu_limit": 10.0,
     },
     "DeepSeek-V4.1-Flash": {
         "architectures": ["DeepseekV41ForCausalLM"],
-        "text_config": SILU | {
-            "hidden_size": 5120, "num_hidden_layers": 40, "n_routed_experts": 384, "num_experts_per_tok": 6, "moe_intermediate_size": 2304,
-            "num_nextn_predict_layers": 3, "dspark_n_routed_experts": 128, "swiglu_limit": 10,
+        "text_config": SILU
+        | {
+            "hidden_size": 5120,
+            "num_hidden_layers": 40,
+            "n_routed_experts": 384,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 2304,
+            "num_nextn_predict_layers": 3,
+            "dspark_n_routed_experts": 128,
+            "swiglu_limit": 10,
         },
     },
-    "GLM-5.2": SILU | {
-        "architectures": ["GlmMoeDsaForCausalLM"], "hidden_size": 6144, "num_hidden_layers": 78, "n_routed_experts": 256,
-        "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_nextn_predict_layers": 1,
+    "GLM-5.2": SILU
+    | {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "hidden_size": 6144,
+        "num_hidden_layers": 78,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
         "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75,
     },
     "Kimi-K2.7-Code": {
         "architectures": ["KimiK25ForConditionalGeneration"],
-        "text_config": SILU | {
-            "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61, "n_routed_experts": 384,
-            "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+        "text_config": SILU
+        | {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "hidden_size": 7168,
+            "num_hidden_layers": 61,
+            "n_routed_experts": 384,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 0,
         },
     },
-    "Qwen3-30B-A3B": SILU | {
-        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "Qwen3-30B-A3B": SILU
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     },
-    "gpt-oss-20b": SILU | {
-        "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "num_hidden_layers": 24, "num_local_experts": 32,
-        "num_experts_per_tok": 4, "intermediate_size": 2880, "swiglu_limit": 7.0,
+    "gpt-oss-20b": SILU
+    | {
+        "architectures": ["GptOssForCausalLM"],
+        "hidden_size": 2880,
+        "num_hidden_layers": 24,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "intermediate_size": 2880,
+        "swiglu_limit": 7.0,
     },
-    "Mixtral-8x7B": SILU | {
-        "architectures": ["MixtralForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "num_local_experts": 8,
-        "num_experts_per_tok": 2, "intermediate_size": 14336,
+    "Mixtral-8x7B": SILU
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 14336,
     },
-    "MiniMax-M2.5": SILU | {
-        "architectures": ["MiniMaxM2ForCausalLM"], "hidden_size": 3072, "num_hidden_layers": 62, "num_local_experts": 256,
-        "num_experts_per_tok": 8, "intermediate_size": 1536, "use_mtp": True, "num_mtp_modules": 3,
+    "MiniMax-M2.5": SILU
+    | {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "hidden_size": 3072,
+        "num_hidden_layers": 62,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "intermediate_size": 1536,
+        "use_mtp": True,
+        "num_mtp_modules": 3,
     },
-}  # fmt: skip
+}
 
 # hidden, top_k, (first and last layer), experts, inter, MTP layers and their experts, limit
 EXPECTED = {
@@ -89,7 +150,10 @@ def test_prefixes():
 def test_the_checkpoints_spelling_is_used():
     config = PUBLISHED["Kimi-K2.7-Code"]
     assert spec_of(config).layers[0].prefix == "language_model.model.layers.1.mlp.experts."
-    assert spec_of(config, ["language_model.layers.1.mlp.experts.0.x"]).layers[0].prefix == "language_model.layers.1.mlp.experts."
+    assert (
+        spec_of(config, ["language_model.layers.1.mlp.experts.0.x"]).layers[0].prefix
+        == "language_model.layers.1.mlp.experts."
+    )
 
 
 def test_mtp_layers_that_are_not_in_the_files_are_left_out():
@@ -102,11 +166,24 @@ def test_mtp_layers_that_are_not_in_the_files_are_left_out():
 
 
 def test_sparse_steps_and_dense_layers():
-    qwen = PUBLISHED["Qwen3-30B-A3B"] | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    qwen = PUBLISHED["Qwen3-30B-A3B"] | {
+        "num_hidden_layers": 6,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+    }
     assert [layer.index for layer in spec_of(qwen).layers] == [1, 5]
-    v2 = PUBLISHED["DeepSeek-V3"] | {"num_hidden_layers": 6, "first_k_dense_replace": 1, "moe_layer_freq": 2, "num_nextn_predict_layers": 0}
+    v2 = PUBLISHED["DeepSeek-V3"] | {
+        "num_hidden_layers": 6,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 2,
+        "num_nextn_predict_layers": 0,
+    }
     assert [layer.index for layer in spec_of(v2).layers] == [2, 4]
-    glm = PUBLISHED["GLM-5.2"] | {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "dense"], "num_nextn_predict_layers": 0}
+    glm = PUBLISHED["GLM-5.2"] | {
+        "num_hidden_layers": 3,
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+        "num_nextn_predict_layers": 0,
+    }
     assert [layer.index for layer in spec_of(glm).layers] == [1]
 
 
@@ -115,23 +192,34 @@ def test_keys_that_transformers_5_renames():
     assert spec_of(config).layers[0].experts == 64
 
 
-@pytest.mark.parametrize("model, change, words", [
-    ("Qwen3-30B-A3B", {"architectures": ["Llama4ForConditionalGeneration"]}, ("Llama4", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "docs/models.md")),
-    ("Qwen3-30B-A3B", {"architectures": []}, ("architectures",)),
-    ("Qwen3-30B-A3B", {"architectures": None}, ("architectures",)),
-    ("Qwen3-30B-A3B", {"hidden_act": "gelu"}, ("hidden_act", "silu", "gelu")),
-    ("Qwen3-30B-A3B", {"swiglu_limit": 7.0}, ("swiglu_limit", "7.0", "does not clamp")),
-    ("gpt-oss-20b", {"swiglu_limit": -1}, ("swiglu_limit", "-1")),
-    ("gpt-oss-20b", {"swiglu_limit": "7"}, ("swiglu_limit",)),
-    ("gpt-oss-20b", {"swiglu_limit": float("nan")}, ("swiglu_limit",)),
-    ("DeepSeek-V3", {"n_routed_experts": 0}, ("n_routed_experts", "0")),
-    ("DeepSeek-V3", {"n_routed_experts": None}, ("n_routed_experts", "None")),
-    ("DeepSeek-V3", {"n_routed_experts": True}, ("n_routed_experts", "True")),
-    ("DeepSeek-V3", {"hidden_size": 7168.0}, ("hidden_size",)),
-    ("DeepSeek-V3", {"num_experts_per_tok": 300}, ("num_experts_per_tok", "256", "300")),
-    ("DeepSeek-V3", {"first_k_dense_replace": 99, "num_nextn_predict_layers": 0}, ("routed experts", "none")),
-    ("Kimi-K2.7-Code", {"text_config": None}, ("text_config",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, change, words",
+    [
+        (
+            "Qwen3-30B-A3B",
+            {"architectures": ["Llama4ForConditionalGeneration"]},
+            ("Llama4", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "docs/models.md"),
+        ),
+        ("Qwen3-30B-A3B", {"architectures": []}, ("architectures",)),
+        ("Qwen3-30B-A3B", {"architectures": None}, ("architectures",)),
+        ("Qwen3-30B-A3B", {"hidden_act": "gelu"}, ("hidden_act", "silu", "gelu")),
+        ("Qwen3-30B-A3B", {"swiglu_limit": 7.0}, ("swiglu_limit", "7.0", "does not clamp")),
+        ("gpt-oss-20b", {"swiglu_limit": -1}, ("swiglu_limit", "-1")),
+        ("gpt-oss-20b", {"swiglu_limit": "7"}, ("swiglu_limit",)),
+        ("gpt-oss-20b", {"swiglu_limit": float("nan")}, ("swiglu_limit",)),
+        ("DeepSeek-V3", {"n_routed_experts": 0}, ("n_routed_experts", "0")),
+        ("DeepSeek-V3", {"n_routed_experts": None}, ("n_routed_experts", "None")),
+        ("DeepSeek-V3", {"n_routed_experts": True}, ("n_routed_experts", "True")),
+        ("DeepSeek-V3", {"hidden_size": 7168.0}, ("hidden_size",)),
+        ("DeepSeek-V3", {"num_experts_per_tok": 300}, ("num_experts_per_tok", "256", "300")),
+        (
+            "DeepSeek-V3",
+            {"first_k_dense_replace": 99, "num_nextn_predict_layers": 0},
+            ("routed experts", "none"),
+        ),
+        ("Kimi-K2.7-Code", {"text_config": None}, ("text_config",)),
+    ],
+)
 def test_refusals(model, change, words):
     with pytest.raises(CheckpointError) as caught:
         spec_of(PUBLISHED[model] | change)
@@ -142,7 +230,9 @@ def test_refusals(model, change, words):
 def test_an_absent_limit_is_the_familys_own():
     v4 = {k: v for k, v in PUBLISHED["DeepSeek-V4-Flash"].items() if k not in ("swiglu_limit", "hidden_act")}
     assert spec_of(v4).activation == Activation("swiglu", 10.0)
-    assert spec_of(PUBLISHED["DeepSeek-V4-Flash"] | {"swiglu_limit": None}).activation == Activation("swiglu", None)
+    assert spec_of(PUBLISHED["DeepSeek-V4-Flash"] | {"swiglu_limit": None}).activation == Activation(
+        "swiglu", None
+    )
 
 
 def test_dense_prefixes_stop_at_the_last_layer():
@@ -151,7 +241,9 @@ def test_dense_prefixes_stop_at_the_last_layer():
     assert "model.layers.61." in prefixes and "model.layers.62." not in prefixes
     v4 = PUBLISHED["DeepSeek-V4-Flash"]
     prefixes = dense_prefixes(family_of(v4)[1], v4)
-    assert {"layers.42.", "mtp.0.", "embed."} <= set(prefixes) and not {"layers.43.", "mtp.1."} & set(prefixes)
+    assert {"layers.42.", "mtp.0.", "embed."} <= set(prefixes) and not {"layers.43.", "mtp.1."} & set(
+        prefixes
+    )
 
 
 def test_no_architecture_twice():

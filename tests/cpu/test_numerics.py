@@ -1,4 +1,5 @@
-"""Number formats against definitions that something else made: torch's float8 types, struct's half precision, the formulas of the standards."""
+"""Number formats against definitions that something else made: torch's float8 types, struct's half precision,
+the formulas of the standards."""
 
 import struct
 
@@ -26,7 +27,11 @@ from moet.numerics import (
 
 BYTES = np.arange(256, dtype=np.uint8)
 WORDS = np.arange(65536, dtype=np.uint16)
-NIBBLES = arrays(np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 9).map(lambda n: 2 * n)), elements=st.integers(0, 15))
+NIBBLES = arrays(
+    np.uint8,
+    st.tuples(st.integers(1, 5), st.integers(1, 9).map(lambda n: 2 * n)),
+    elements=st.integers(0, 15),
+)
 
 
 def float_of_bits(sign: int, exponent: int, mantissa: int, mantissa_bits: int, bias: int) -> float:

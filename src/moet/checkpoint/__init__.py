@@ -7,5 +7,13 @@ from moet.checkpoint.source import LocalSource, ShardSource
 from moet.checkpoint.weights import ExpertWeights, Matrix
 
 __all__ = [
-    "Checkpoint", "ExpertWeights", "LocalSource", "Matrix", "ShardSource", "TensorInfo", "dequantize", "dequantize_expert", "read_header",
+    "Checkpoint",
+    "ExpertWeights",
+    "LocalSource",
+    "Matrix",
+    "ShardSource",
+    "TensorInfo",
+    "dequantize",
+    "dequantize_expert",
+    "read_header",
 ]

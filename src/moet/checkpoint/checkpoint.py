@@ -18,7 +18,8 @@ from moet.models import ModelSpec, dense_prefixes, family_of, spec_of
 
 
 class Checkpoint:
-    """Opened with `Checkpoint.open`. Methods that need a shard's header or data fetch the shard first. Every error is a CheckpointError."""
+    """Opened with `Checkpoint.open`. Methods that need a shard's header or data fetch the shard first. Every
+    error is a CheckpointError."""
 
     spec: ModelSpec
     config: dict[str, Any]
@@ -27,9 +28,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, source: "Path | str | ShardSource") -> "Checkpoint":
-        """Reads config.json and the index (or the only file's header), and claims every name; no tensor data is read.
+        """Reads config.json and the index (or the only file's header), and claims every name; no tensor data
+        is read.
 
-        Raises CheckpointError: no checkpoint, an architecture that is not known, a name that nothing claims, an expert that lacks a tensor.
+        Raises CheckpointError: no checkpoint, an architecture that is not known, a name that nothing claims,
+        an expert that lacks a tensor.
         """
         return cls(LocalSource(Path(source)) if isinstance(source, str | Path) else source)
 
@@ -38,7 +41,10 @@ class Checkpoint:
         self.root = Path(source.root)
         self.config = read_json(self.root / "config.json")
         self._shard_of = read_index(source)
-        self.shards = tuple(sorted(set(self._shard_of.values())))
+        self._names_of: dict[str, set[str]] = {}
+        for name, shard in self._shard_of.items():
+            self._names_of.setdefault(shard, set()).add(name)
+        self.shards = tuple(sorted(self._names_of))
         self.spec = spec_of(self.config, self._shard_of.keys())
         _, self._family = family_of(self.config)
         namer = Namer(self._family, self.spec, dense_prefixes(self._family, self.config))
@@ -53,12 +59,18 @@ class Checkpoint:
 
     def _check_router(self, names: LayerNames) -> None:
         prefix = names.layer.prefix
-        for pattern in (self._family.mtp_experts,) if names.layer.mtp and self._family.mtp_experts else self._family.experts:
+        for pattern in (
+            (self._family.mtp_experts,)
+            if names.layer.mtp and self._family.mtp_experts
+            else self._family.experts
+        ):
             tail = pattern[pattern.index("}") + 2 :]
             if prefix.endswith(tail):
                 router = prefix[: -len(tail)] + self._family.router
                 if router not in self._dense:
-                    raise CheckpointError(f"{self.root}: expected the router of layer {names.layer.index}, {router}, found none")
+                    raise CheckpointError(
+                        f"{self.root}: expected the router of layer {names.layer.index}, {router}, found none"
+                    )
                 return
 
     @property
@@ -94,7 +106,7 @@ class Checkpoint:
         return self._reader.read([Span(info.file, info.offset, info.nbytes)])[0]
 
     def native_format(self, layer: int) -> str:
-        """"mxfp4", "nvfp4", "fp8", "fp8_row" or "bf16": what all experts of the layer are stored as."""
+        """ "mxfp4", "nvfp4", "fp8", "fp8_row" or "bf16": what all experts of the layer are stored as."""
         return self._plan(layer).format
 
     def scale_dtype(self, layer: int) -> str:
@@ -113,7 +125,9 @@ class Checkpoint:
         """One routed expert, in memory of its own."""
         plan = self._plan(layer)
         if not 0 <= expert < plan.layer.experts:
-            raise CheckpointError(f"layer {layer}: expected an expert of 0 to {plan.layer.experts - 1}, found {expert}")
+            raise CheckpointError(
+                f"layer {layer}: expected an expert of 0 to {plan.layer.experts - 1}, found {expert}"
+            )
         return plan.read(expert, self._reader)
 
     def experts(self, layer: int) -> Iterator[ExpertWeights]:
@@ -122,7 +136,8 @@ class Checkpoint:
             yield self.expert(layer, expert)
 
     def check(self) -> None:
-        """Reads every shard's header: all tensors are where the index says, have the right shapes and dtypes, and the files are complete."""
+        """Reads every shard's header: all tensors are where the index says, have the right shapes and dtypes,
+        and the files are complete."""
         for shard in self.shards:
             self._header(shard)
         for layer in self.spec.layers:
@@ -141,27 +156,35 @@ class Checkpoint:
 
     def _names(self, layer: int) -> LayerNames:
         if layer not in self._layers:
-            raise CheckpointError(f"layer {layer}: expected a layer with routed experts ({_ranges(self._layers)}), found none")
+            raise CheckpointError(
+                f"layer {layer}: expected a layer with routed experts ({_ranges(self._layers)}), found none"
+            )
         return self._layers[layer]
 
     def _plan(self, layer: int) -> LayerReader:
         if layer not in self._plans:
-            self._plans[layer] = plan_layer(self._names(layer), self._family.projections, self.spec.hidden, self.tensor_info)
+            self._plans[layer] = plan_layer(
+                self._names(layer), self._family.projections, self.spec.hidden, self.tensor_info
+            )
         return self._plans[layer]
 
     def _header(self, shard: str) -> dict[str, TensorInfo]:
         if shard not in self._headers:
             path = self.source.fetch(shard)
             header = read_header(path)
-            listed = {name for name, file in self._shard_of.items() if file == shard}
+            listed = self._names_of[shard]
             for name in header.keys() - listed:
                 where = self._shard_of.get(name)
                 raise CheckpointError(
-                    f"{path}, tensor {name}: expected only tensors that the index assigns to this file, found one that it "
-                    f"{f'assigns to {where}' if where else 'does not list'}. Index and shards are of different versions."
+                    f"{path}, tensor {name}: expected only tensors that the index assigns to this file, "
+                    f"found one that it {f'assigns to {where}' if where else 'does not list'}. "
+                    "Index and shards are of different versions."
                 )
             for name in listed - header.keys():
-                raise CheckpointError(f"{path}: expected tensor {name}, as the index says, found none. Index and shards are of different versions.")
+                raise CheckpointError(
+                    f"{path}: expected tensor {name}, as the index says, found none. "
+                    "Index and shards are of different versions."
+                )
             self._headers[shard] = header
         return self._headers[shard]
 

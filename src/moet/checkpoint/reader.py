@@ -1,4 +1,5 @@
-"""Reads byte ranges of shards with pread into memory that the caller owns. Mapping files would let their pages count as this process's memory."""
+"""Reads byte ranges of shards with pread into memory that the caller owns. Mapping files would let their
+pages count as this process's memory."""
 
 import os
 import threading
@@ -31,7 +32,8 @@ class Reader:
         self._lock = threading.Lock()
 
     def read(self, spans: Sequence[Span]) -> list[np.ndarray]:
-        """The bytes of each span, uint8, in one allocation, each starting at a multiple of 64. Neighbours in a file are read by one system call.
+        """The bytes of each span, uint8, in one allocation, each starting at a multiple of 64. Neighbours in
+        a file are read by one system call.
 
         Raises CheckpointError if a file ends early or cannot be read.
         """
@@ -63,8 +65,8 @@ class Reader:
                 raise CheckpointError(f"{first.file}: reading at byte {offset} failed: {e.strerror}") from e
             if n == 0:
                 raise CheckpointError(
-                    f"{first.file}: expected at least {offset + sum(v.nbytes for v in views)} bytes, found {offset}. "
-                    "The file is truncated: download it again."
+                    f"{first.file}: expected at least {offset + sum(v.nbytes for v in views)} bytes, "
+                    f"found {offset}. The file is truncated: download it again."
                 )
             offset += n
             while views and n >= views[0].nbytes:

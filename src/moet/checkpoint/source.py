@@ -1,4 +1,5 @@
-"""Where shards come from. This is the local folder; sources that are still downloading have the same two methods."""
+"""Where shards come from. This is the local folder; sources that are still downloading have the same two
+methods."""
 
 from pathlib import Path
 from typing import Protocol
@@ -26,12 +27,17 @@ class LocalSource:
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
         if not self.root.is_dir():
-            raise CheckpointError(f"{self.root}: expected a folder with config.json and safetensors files, found no folder")
+            raise CheckpointError(
+                f"{self.root}: expected a folder with config.json and safetensors files, found no folder"
+            )
 
     def fetch(self, shard: str) -> Path:
         path = self.root / shard
         if not path.is_file():
-            raise CheckpointError(f"{path}: expected a file, as the index names it, found none. Download the checkpoint's missing shards.")
+            raise CheckpointError(
+                f"{path}: expected a file, as the index names it, found none. "
+                "Download the checkpoint's missing shards."
+            )
         return path
 
     def release(self, shard: str) -> None:

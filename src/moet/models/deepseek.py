@@ -1,4 +1,5 @@
-"""DeepSeek V2, V3, V3.1, R1, V3.2, and text-only Kimi K2, which has their architecture. MTP is the layer after the last."""
+"""DeepSeek V2, V3, V3.1, R1, V3.2, and text-only Kimi K2, which has their architecture. MTP is the layer
+after the last."""
 
 from moet.models.family import ModelFamily
 from moet.models.rules import after_first_dense

@@ -1,4 +1,5 @@
-"""DeepSeek V4 and V4.1. Names have no "model." in front; every layer has routed experts; MTP (V4) and DSpark (V4.1) stages are `mtp.K.`."""
+"""DeepSeek V4 and V4.1. Names have no "model." in front; every layer has routed experts; MTP (V4) and DSpark
+(V4.1) stages are `mtp.K.`."""
 
 from dataclasses import replace
 
@@ -10,8 +11,17 @@ DEEPSEEK_V4 = ModelFamily(
     mtp_experts="mtp.{mtp}.ffn.experts.",
     router="ffn.gate.weight",
     dense=(
-        "layers.{layer}.", "mtp.{mtp}.", "embed.", "norm.", "head.", "hc_head_",
-        "vision.", "aligner.", "image_start", "image_end", "image_newline",
+        "layers.{layer}.",
+        "mtp.{mtp}.",
+        "embed.",
+        "norm.",
+        "head.",
+        "hc_head_",
+        "vision.",
+        "aligner.",
+        "image_start",
+        "image_end",
+        "image_newline",
     ),
     projections=W1_W3_W2,
     mtp_count="num_nextn_predict_layers",

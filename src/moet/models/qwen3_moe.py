@@ -1,4 +1,5 @@
-"""Qwen3-MoE (30B-A3B, 235B-A22B, Coder). transformers 5 renames `num_experts` to `num_local_experts` when it saves."""
+"""Qwen3-MoE (30B-A3B, 235B-A22B, Coder). transformers 5 renames `num_experts` to `num_local_experts` when it
+saves."""
 
 from moet.models.family import ModelFamily
 from moet.models.rules import every_step

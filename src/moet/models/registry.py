@@ -16,9 +16,22 @@ from moet.models.olmoe import OLMOE
 from moet.models.qwen3_moe import QWEN3_MOE
 from moet.models.spec import Activation, ModelSpec, MoeLayer
 
-FAMILIES: tuple[ModelFamily, ...] = (DEEPSEEK, DEEPSEEK_V4, DEEPSEEK_V41, GLM, KIMI, QWEN3_MOE, GPT_OSS, MIXTRAL, OLMOE, MINIMAX_M2)
+FAMILIES: tuple[ModelFamily, ...] = (
+    DEEPSEEK,
+    DEEPSEEK_V4,
+    DEEPSEEK_V41,
+    GLM,
+    KIMI,
+    QWEN3_MOE,
+    GPT_OSS,
+    MIXTRAL,
+    OLMOE,
+    MINIMAX_M2,
+)
 
-BY_ARCHITECTURE: dict[str, ModelFamily] = {name: family for family in FAMILIES for name in family.architectures}
+BY_ARCHITECTURE: dict[str, ModelFamily] = {
+    name: family for family in FAMILIES for name in family.architectures
+}
 
 
 def family_of(config: dict[str, Any]) -> tuple[str, ModelFamily]:
@@ -38,16 +51,22 @@ def text_config(config: dict[str, Any], family: ModelFamily) -> dict[str, Any]:
     if not family.text:
         return config
     if not isinstance(config.get(family.text), dict):
-        raise CheckpointError(f"config.json, {family.text}: expected the language model's config, found {config.get(family.text)!r}")
+        raise CheckpointError(
+            f"config.json, {family.text}: expected the language model's config, "
+            f"found {config.get(family.text)!r}"
+        )
     return config[family.text]
 
 
 def spec_of(config: dict[str, Any], names: Collection[str] = ()) -> ModelSpec:
     """The model that a config.json declares.
 
-    With `names`, the names of all tensors, it is the model that the checkpoint holds: the spelling of `experts` is the one in use, and MTP
-    layers of which no tensor exists are left out (transformers drops them when it saves, and MTP is not needed for serving).
-    Raises CheckpointError: unknown architecture, a key that is missing or no positive number, an activation that is not known.
+    With `names`, the names of all tensors, it is the model that the checkpoint holds: the spelling of
+    `experts` is the one in use, and MTP
+    layers of which no tensor exists are left out (transformers drops them when it saves, and MTP is not
+    needed for serving).
+    Raises CheckpointError: unknown architecture, a key that is missing or no positive number, an activation
+    that is not known.
     """
     architecture, family = family_of(config)
     text = text_config(config, family)
@@ -68,10 +87,15 @@ def spec_of(config: dict[str, Any], names: Collection[str] = ()) -> ModelSpec:
         if not names or _any_starts(names, layer_prefix(mtp_pattern).format(layer=index, mtp=k)):
             layers.append(MoeLayer(index, mtp_pattern.format(layer=index, mtp=k), mtp_width, inter, mtp=True))
     if not layers:
-        raise CheckpointError(f"config.json of {architecture}: expected layers with routed experts, found none in {num_layers} layers")
+        raise CheckpointError(
+            f"config.json of {architecture}: expected layers with routed experts, "
+            f"found none in {num_layers} layers"
+        )
     top_k = _positive(text, family.top_k, architecture)
     if top_k > count:
-        raise CheckpointError(f"config.json, {family.top_k}: expected at most {count_key} = {count}, found {top_k}")
+        raise CheckpointError(
+            f"config.json, {family.top_k}: expected at most {count_key} = {count}, found {top_k}"
+        )
     return ModelSpec(
         architecture=architecture,
         hidden=_positive(text, family.hidden, architecture),
@@ -88,16 +112,19 @@ def mtp_layer_count(family: ModelFamily, text: dict[str, Any]) -> int:
 
 
 def dense_prefixes(family: ModelFamily, config: dict[str, Any]) -> tuple[str, ...]:
-    """`family.dense` with every layer number the model has filled in: what a tensor that is no routed expert may be called."""
+    """`family.dense` with every layer number the model has filled in: what a tensor that is no routed expert
+    may be called."""
     text = text_config(config, family)
     mtp = mtp_layer_count(family, text)
     layers = range(text[family.layers] + (0 if family.mtp_experts else mtp))
-    return tuple(dict.fromkeys(
-        prefix.format(layer=layer, mtp=k)
-        for prefix in family.dense
-        for layer in (layers if "{layer}" in prefix else (0,))
-        for k in (range(mtp) if "{mtp}" in prefix else (0,))
-    ))
+    return tuple(
+        dict.fromkeys(
+            prefix.format(layer=layer, mtp=k)
+            for prefix in family.dense
+            for layer in (layers if "{layer}" in prefix else (0,))
+            for k in (range(mtp) if "{mtp}" in prefix else (0,))
+        )
+    )
 
 
 def _spelling(patterns: tuple[str, ...], names: Collection[str]) -> str:
@@ -114,23 +141,31 @@ def _any_starts(names: Collection[str], prefix: str) -> bool:
 def _positive(text: dict[str, Any], key: str, architecture: str) -> int:
     value = text.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json of {architecture}, {key}: expected a positive integer, found {value!r}")
+        raise CheckpointError(
+            f"config.json of {architecture}, {key}: expected a positive integer, found {value!r}"
+        )
     return value
 
 
 def _activation(text: dict[str, Any], family: ModelFamily, architecture: str) -> Activation:
-    name = text.get("hidden_act") or "silu"   # every listed family's own default
+    name = text.get("hidden_act") or "silu"  # every listed family's own default
     if name not in ("silu", "swish"):
-        raise CheckpointError(f"config.json of {architecture}, hidden_act: expected silu, found {name!r}. No other expert activation is known.")
+        raise CheckpointError(
+            f"config.json of {architecture}, hidden_act: expected silu, found {name!r}. "
+            "No other expert activation is known."
+        )
     rule = family.activation
     limit = text.get("swiglu_limit")
     if not rule.limit_key:
         if limit is not None:
             raise CheckpointError(
-                f"config.json of {architecture}, swiglu_limit: expected none, as this architecture does not clamp, found {limit!r}"
+                f"config.json of {architecture}, swiglu_limit: expected none, "
+                f"as this architecture does not clamp, found {limit!r}"
             )
         return Activation(rule.kind)
     limit = text.get(rule.limit_key, rule.default_limit)
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
-        raise CheckpointError(f"config.json of {architecture}, {rule.limit_key}: expected a positive number, found {limit!r}")
+        raise CheckpointError(
+            f"config.json of {architecture}, {rule.limit_key}: expected a positive number, found {limit!r}"
+        )
     return Activation(rule.kind, None if limit is None else float(limit))

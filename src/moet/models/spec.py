@@ -21,8 +21,10 @@ class Activation:
 class MoeLayer:
     """A layer with routed experts.
 
-    index   the layer's number in tensor names; MTP layers count on from num_hidden_layers, as DeepSeek-V3 numbers them
-    prefix  what the names of all tensors of its routed experts start with, up to and including the last dot before the
+    index   the layer's number in tensor names; MTP layers count on from num_hidden_layers, as DeepSeek-V3
+            numbers them
+    prefix  what the names of all tensors of its routed experts start with, up to and including the last dot
+            before the
             expert's number: "model.layers.3.mlp.experts."
     experts, inter  number of routed experts, rows of gate and up
     mtp     belongs to the multi-token-prediction (draft) part

@@ -6,7 +6,17 @@ from moet.numerics.floats import narrow_bf16, widen_bf16, widen_f16
 from moet.numerics.ue8m0 import UE8M0, decode_ue8m0, ue8m0_has_nan
 
 __all__ = [
-    "E2M1", "E4M3", "UE8M0",
-    "decode_e2m1", "decode_e4m3", "decode_ue8m0", "e4m3_has_nan", "narrow_bf16", "pack_e2m1", "ue8m0_has_nan", "unpack_e2m1",
-    "widen_bf16", "widen_f16",
+    "E2M1",
+    "E4M3",
+    "UE8M0",
+    "decode_e2m1",
+    "decode_e4m3",
+    "decode_ue8m0",
+    "e4m3_has_nan",
+    "narrow_bf16",
+    "pack_e2m1",
+    "ue8m0_has_nan",
+    "unpack_e2m1",
+    "widen_bf16",
+    "widen_f16",
 ]

@@ -1,13 +1,16 @@
-"""E2M1 (FP4): sign, two exponent bits, one mantissa bit. OCP Microscaling Formats (MX) v1.0, table 5: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
+"""E2M1 (FP4): sign, two exponent bits, one mantissa bit. OCP Microscaling Formats (MX) v1.0, table 5: 0, 0.5,
+1, 1.5, 2, 3, 4, 6 and their negatives."""
 
 import numpy as np
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float64)
-"""Value of each code 0..15; bit 3 is the sign, so code 8 is -0. Every value is exact in float32 and float64."""
+"""Value of each code 0..15; bit 3 is the sign, so code 8 is -0. Every value is exact in float32 and
+float64."""
 
 
 def unpack_e2m1(packed: np.ndarray) -> np.ndarray:
-    """uint8 [..., K / 2] -> uint8 codes [..., K]. The low nibble is the even column (DeepSeek, modelopt, compressed-tensors, gpt-oss alike)."""
+    """uint8 [..., K / 2] -> uint8 codes [..., K]. The low nibble is the even column (DeepSeek, modelopt,
+    compressed-tensors, gpt-oss alike)."""
     codes = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), np.uint8)
     codes[..., 0::2] = packed & 15
     codes[..., 1::2] = packed >> 4

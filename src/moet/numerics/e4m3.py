@@ -1,4 +1,5 @@
-"""E4M3 in the "fn" variant (no infinity): bias 7, 448 is the largest value, 0x7f and 0xff are NaN. OCP 8-bit Floating Point (OFP8) v1.0, table 2."""
+"""E4M3 in the "fn" variant (no infinity): bias 7, 448 is the largest value, 0x7f and 0xff are NaN. OCP 8-bit
+Floating Point (OFP8) v1.0, table 2."""
 
 import numpy as np
 

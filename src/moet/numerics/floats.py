@@ -1,4 +1,5 @@
-"""BF16 and F16 (IEEE binary16): widening to float32 is exact. numpy has no BF16, so its bits travel as uint16, little-endian as in safetensors."""
+"""BF16 and F16 (IEEE binary16): widening to float32 is exact. numpy has no BF16, so its bits travel as
+uint16, little-endian as in safetensors."""
 
 import numpy as np
 

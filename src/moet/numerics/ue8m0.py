@@ -1,4 +1,5 @@
-"""UE8M0: an exponent alone, 2**(byte - 127); 255 is NaN. OCP Microscaling Formats (MX) v1.0, section 5.4.1."""
+"""UE8M0: an exponent alone, 2**(byte - 127); 255 is NaN. OCP Microscaling Formats (MX) v1.0, section
+5.4.1."""
 
 import numpy as np
 

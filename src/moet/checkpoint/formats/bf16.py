@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from moet.checkpoint.parts import FLOATS, Parts
+from moet.checkpoint.parts import Parts
 from moet.checkpoint.reader import Span
 from moet.checkpoint.weights import Matrix
 

@@ -1,4 +1,5 @@
-"""MXFP4: E2M1 with a UE8M0 scale per 32 columns. DeepSeek V4 (I8, F8_E8M0), gpt-oss (`_blocks` [N, K/32, 16], U8), compressed-tensors and
+"""MXFP4: E2M1 with a UE8M0 scale per 32 columns. DeepSeek V4 (I8, F8_E8M0), gpt-oss (`_blocks` [N, K/32, 16],
+U8), compressed-tensors and
 modelopt (U8, U8). A U8 scale is the same exponent byte, never a linear factor."""
 
 from collections.abc import Mapping
@@ -28,6 +29,10 @@ def build(parts: Parts, raw: Mapping[Span, np.ndarray]) -> Matrix:
     scales = parts.bytes_of("scale", raw, parts.cols // 32)
     if ue8m0_has_nan(scales):
         row, block = np.argwhere(scales == 255)[0]
-        raise parts.pieces["scale"].wrong("scales that are numbers", f"NaN (byte 255) in row {row}, block {block}")
+        raise parts.pieces["scale"].wrong(
+            "scales that are numbers", f"NaN (byte 255) in row {row}, block {block}"
+        )
     codes = parts.bytes_of("codes", raw, parts.cols // 2)
-    return Matrix("mxfp4", parts.rows, parts.cols, codes, scales, bias=parts.bias(raw), scale_dtype=parts.dtype("scale"))
+    return Matrix(
+        "mxfp4", parts.rows, parts.cols, codes, scales, bias=parts.bias(raw), scale_dtype=parts.dtype("scale")
+    )

@@ -1,5 +1,7 @@
-"""NVFP4: E2M1 with an E4M3 scale per 16 columns and one float32 per matrix. modelopt's `weight_scale_2` multiplies; compressed-tensors'
-`weight_global_scale` is its reciprocal and is inverted here, in float32. gate and up keep their own: they may differ. modelopt's
+"""NVFP4: E2M1 with an E4M3 scale per 16 columns and one float32 per matrix. modelopt's `weight_scale_2`
+multiplies; compressed-tensors'
+`weight_global_scale` is its reciprocal and is inverted here, in float32. gate and up keep their own: they may
+differ. modelopt's
 gpt-oss is fused and transposed: U8 [E, K/2, N], scales [E, K/16, N], packed along K all the same."""
 
 from collections.abc import Mapping
@@ -26,7 +28,8 @@ def check(parts: Parts) -> str:
 
 
 def build(parts: Parts, raw: Mapping[Span, np.ndarray]) -> Matrix:
-    """Raises CheckpointError for a NaN scale, or a factor that is not positive and finite (in either spelling)."""
+    """Raises CheckpointError for a NaN scale, or a factor that is not positive and finite (in either
+    spelling)."""
     scales = parts.bytes_of("scale", raw, parts.cols // 16, transposed=parts.transposed)
     if e4m3_has_nan(scales):
         row, block = np.argwhere((scales & 0x7F) == 0x7F)[0]
@@ -38,4 +41,13 @@ def build(parts: Parts, raw: Mapping[Span, np.ndarray]) -> Matrix:
     if not 0 < multiplier < np.inf:
         raise parts.pieces[role].wrong("a positive finite factor", factor)
     codes = parts.bytes_of("codes", raw, parts.cols // 2, transposed=parts.transposed)
-    return Matrix("nvfp4", parts.rows, parts.cols, codes, scales, float(multiplier), parts.bias(raw), parts.dtype("scale"))
+    return Matrix(
+        "nvfp4",
+        parts.rows,
+        parts.cols,
+        codes,
+        scales,
+        float(multiplier),
+        parts.bias(raw),
+        parts.dtype("scale"),
+    )
