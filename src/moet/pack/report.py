@@ -1,6 +1,8 @@
 """From the report of every matrix to those in moet.json."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from moet.pack.journal import LayerEntry
 from moet.pack.manifest import Layer, LayerReport, ProjectionReport, ProjectionSummary, Report
@@ -8,14 +10,19 @@ from moet.quantize import MatrixReport, RowReport, check_bias
 
 PROJECTIONS = ("gate", "up", "down")
 DIGITS = 5
+FIELDS = fields(MatrixReport)
 
 
 def merged(reports: Iterable[RowReport]) -> RowReport:
-    """Their sum, always taken in the same order, so that neither workers nor an interruption change a bit."""
-    total = RowReport()
-    for one in reports:
-        total = total + one
-    return total
+    """Their sum. Floats are summed exactly and rounded once (fsum), so neither the order of the workers, nor an
+    interruption, nor the Python version (3.12 changed `sum`) can change a bit of moet.json."""
+    rows = list(reports)
+    return RowReport(*(_merged([getattr(row, name) for row in rows]) for name in PROJECTIONS))
+
+
+def _merged(matrices: Sequence[MatrixReport]) -> MatrixReport:
+    columns = ([getattr(m, f.name) for m in matrices] for f in FIELDS)
+    return MatrixReport(*(sum(c) if all(type(x) is int for x in c) else math.fsum(c) for c in columns))
 
 
 def layer_report(rows: Sequence[RowReport]) -> LayerReport:
@@ -25,12 +32,13 @@ def layer_report(rows: Sequence[RowReport]) -> LayerReport:
 
 def refuse_bias(entries: Iterable[LayerEntry]) -> None:
     """Raises QuantizeError if the mean |bias| of the matrices so far passes the limit by more than chance."""
-    check_bias(merged(entry.sums for entry in entries).total)
+    total = merged(entry.sums for entry in entries)
+    check_bias(_merged([getattr(total, name) for name in PROJECTIONS]))
 
 
 def summary(entries: Sequence[LayerEntry], dense_bytes: int) -> Report:
     total = merged(entry.sums for entry in entries)
-    weights = total.total.weights
+    weights = sum(getattr(total, name).weights for name in PROJECTIONS)
     base = sum(entry.layer.base.bytes for entry in entries)
     native = sum(entry.layer.native.bytes for entry in entries if entry.layer.native)
     return Report(
