@@ -10,6 +10,9 @@ namespace {
 constexpr int kLanes = MOET_LANES;
 typedef double Doubles __attribute__((vector_size(8 * MOET_LANES)));
 typedef int64_t Longs __attribute__((vector_size(8 * MOET_LANES)));
+typedef uint64_t Words64 __attribute__((vector_size(8 * MOET_LANES)));
+typedef float Floats __attribute__((vector_size(4 * MOET_LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * MOET_LANES)));
 
 struct Group {                   // 32 columns of kLanes rows
   Doubles v[32];
@@ -18,8 +21,65 @@ struct Group {                   // 32 columns of kLanes rows
   Doubles squares, errors, unit_bias, unit_squares;
 };
 
-// How one row's 32 columns become doubles. `row`: of the matrix; `b`: block along K.
-inline void decode(const Source& source, const MatrixView& m, int cols, int row, int b, int lane, Group& out) {
+inline Words load_words(const uint8_t* const rows[kLanes], int offset) {
+  Words w;
+  for (int lane = 0; lane < kLanes; ++lane) __builtin_memcpy(reinterpret_cast<uint32_t*>(&w) + lane, rows[lane] + offset, 4);
+  return w;
+}
+
+// 32 columns of all lanes, a word of codes at a time. A float's exponent field is wider than a code's, so a code shifted to the field's foot and multiplied by a
+// power of two is the code's value, subnormals included.
+inline void decode_e2m1(const uint8_t* const rows[kLanes], const Doubles scale[2], Doubles* v) {
+  for (int w = 0; w < 4; ++w) {
+    const Words word = load_words(rows, 4 * w);
+    const Doubles half_scale = 0.5 * scale[w / 2];
+    for (int j = 0; j < 8; ++j) {
+      const Words code = word >> (4 * j), halves = (0xc8643210u >> ((code & 7) << 2)) & 15;   // |v| in halves: 0 1 2 3 4 6 8 12
+      const Words bits = (Words)__builtin_convertvector(halves, Floats) | (code & 8) << 28;
+      v[8 * w + j] = __builtin_convertvector((Floats)bits, Doubles) * half_scale;
+    }
+  }
+}
+inline void decode_e4m3(const uint8_t* const rows[kLanes], const Doubles& scale, Doubles* v) {
+  for (int w = 0; w < 8; ++w) {
+    const Words word = load_words(rows, 4 * w);
+    for (int j = 0; j < 4; ++j) {
+      const Words code = word >> (8 * j);
+      const Floats magnitude = (Floats)((code & 0x7f) << 20) * 0x1p120f;
+      v[4 * w + j] = __builtin_convertvector((Floats)((Words)magnitude | (code & 0x80) << 24), Doubles) * scale;
+    }
+  }
+}
+inline void decode_bf16(const uint8_t* const rows[kLanes], Doubles* v) {
+  for (int w = 0; w < 16; ++w) {
+    const Words word = load_words(rows, 4 * w);
+    v[2 * w] = __builtin_convertvector((Floats)(word << 16), Doubles);
+    v[2 * w + 1] = __builtin_convertvector((Floats)(word & 0xffff0000u), Doubles);
+  }
+}
+
+// Block b of rows row[0..kLanes), all 32 columns of it.
+inline void decode_whole(const Source& source, const MatrixView& m, int cols, const int row[kLanes], int b, Group& out) {
+  const int64_t bytes = code_row_bytes(source.format, cols);
+  const int offset = 4 * format_bits(source.format) * b;
+  const uint8_t* rows[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) rows[lane] = m.codes + row[lane] * bytes + offset;
+  Doubles scale[2] = {};
+  if (source.format == kNvfp4) {
+    for (int lane = 0; lane < kLanes; ++lane)
+      for (int half = 0; half < 2; ++half)
+        scale[half][lane] = kE4m3[static_cast<const uint8_t*>(m.scales)[int64_t(row[lane]) * cols / 16 + 2 * b + half]] * double(m.multiplier);
+    return decode_e2m1(rows, scale, out.v);
+  }
+  if (source.format == kBf16) return decode_bf16(rows, out.v);
+  const float* scales = static_cast<const float*>(m.scales);
+  for (int lane = 0; lane < kLanes; ++lane)
+    scale[0][lane] = source.format == kFp8 ? scales[int64_t(row[lane] / 32) * ((cols + 31) / 32) + b] : scales[row[lane]];
+  decode_e4m3(rows, scale[0], out.v);
+}
+
+// One row's columns where fewer than 32 are left.
+inline void decode_rest(const Source& source, const MatrixView& m, int cols, int row, int b, int lane, Group& out) {
   double* v = reinterpret_cast<double*>(out.v) + lane;
   const int n = out.columns;
   switch (source.format) {
@@ -59,6 +119,21 @@ inline Longs bits_of(const Doubles& v) { return (Longs)(v); }
 inline Doubles power_of_two(const Longs& e) { const Longs bits = (e + 1023) << 52; return (Doubles)(bits); }
 inline Doubles magnitude(const Doubles& v) { const Longs bits = bits_of(v) & INT64_MAX; return (Doubles)(bits); }
 
+inline bool any(const Longs& condition) {
+  int64_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits |= condition[lane];
+  return bits != 0;
+}
+
+// Bit i of the lower 32 to bit 2i.
+inline Words64 spread(Words64 x) {
+  x = (x | x << 16) & 0x0000ffff0000ffffu;
+  x = (x | x << 8) & 0x00ff00ff00ff00ffu;
+  x = (x | x << 4) & 0x0f0f0f0f0f0f0f0fu;
+  x = (x | x << 2) & 0x3333333333333333u;
+  return (x | x << 1) & 0x5555555555555555u;
+}
+
 // Chooses each row's exponent and codes, and takes the block's sums, in the order of the columns.
 inline void fit(Group& g, bool alternate) {
   Doubles largest = {}, squares = {};
@@ -78,13 +153,39 @@ inline void fit(Group& g, bool alternate) {
     bound[j] = 2.5 * one[j];
     rise[j] = 3.0 * one[j];
   }
+  // |v| - |q|, the levels' sum 1 + 3 being exact.
+  const auto difference_at = [&](int j, const Doubles& a) __attribute__((always_inline)) {
+    const Longs extra = (a > bound[j]) & bits_of(rise[j]);
+    return a - (one[j] + (Doubles)(extra));
+  };
+  const bool all_low = !any(largest > bound[0]);   // so unless the exponent was clamped from above: |v| < 2 * 2^L
   for (int k = 0; k < g.columns; ++k) {
     const Doubles a = magnitude(g.v[k]);
-    for (int j = 0; j < 5; ++j) {
-      const Longs extra = (a > bound[j]) & bits_of(rise[j]);
-      const Doubles d = a - (one[j] + (Doubles)(extra));   // 1 or 4 times 2^e: the sum is exact
+    const Doubles d = a - one[0];
+    error[0] += d * d;
+    for (int j = 1; j < 4; ++j) {
+      const Doubles d = difference_at(j, a);
       error[j] += d * d;
     }
+  }
+  if (!all_low) {
+    error[0] = Doubles{};
+    for (int k = 0; k < g.columns; ++k) {
+      const Doubles d = difference_at(0, magnitude(g.v[k]));
+      error[0] += d * d;
+    }
+  }
+  // A rounded sum of squares is not below any of its terms, so L - 4 cannot win where the largest value alone costs as much as another candidate does.
+  Doubles least = error[0];
+  for (int j = 1; j < 4; ++j) least = error[j] < least ? error[j] : least;
+  const Doubles worst = difference_at(4, largest);
+  if (any(worst * worst < least)) {
+    for (int k = 0; k < g.columns; ++k) {
+      const Doubles d = difference_at(4, magnitude(g.v[k]));
+      error[4] += d * d;
+    }
+  } else {
+    error[4] = least;   // not smaller, so not taken
   }
   Doubles best = error[0];
   Longs chosen = e[0];
@@ -94,20 +195,23 @@ inline void fit(Group& g, bool alternate) {
     chosen = better ? e[j] : chosen;
   }
   const Doubles unit = power_of_two(chosen), inverse = power_of_two(-chosen), limit = 2.5 * unit, more = 3.0 * unit;
+  const Longs kSign = Longs{} + INT64_MIN;
   Doubles bias = {};
-  Longs codes = {};
+  Words64 negatives = {}, bigs = {}, bit = Words64{} + 1;   // bit k: column k
   for (int k = 0; k < g.columns; ++k) {
     const Doubles a = magnitude(g.v[k]);
-    Longs negative = (bits_of(g.v[k]) >> 63) & 1;
-    if (alternate) negative = bits_of(a) == 0 ? negative * 0 + (k & 1) : negative;
-    const Longs big = a > limit, extra = big & bits_of(more), sign = negative << 63;
-    const Doubles q = unit + (Doubles)(extra);
-    const Longs difference = bits_of(q - a) ^ sign;                               // (q - v), both of the same sign
+    Longs sign = bits_of(g.v[k]) & kSign;
+    if (alternate) sign = bits_of(a) == 0 ? (k & 1 ? kSign : kSign * 0) : sign;
+    const Longs big = a > limit, extra = big & bits_of(more);
+    const Longs difference = bits_of((unit + (Doubles)(extra)) - a) ^ sign;      // q - v, both of the same sign
     bias += (Doubles)(difference) * inverse;
-    codes |= (((negative ^ 1) << 1) | ((big & 1) ^ negative)) << (2 * k);
+    negatives |= (Words64)sign >> (63 - k);
+    bigs |= (Words64)big & bit;
+    bit <<= 1;
   }
+  const Words64 exist = bit - 1, positives = ~negatives & exist;
   g.byte = chosen + 127;
-  g.codes = codes;
+  g.codes = (Longs)(spread(bigs ^ negatives) | spread(positives) << 1);
   g.squares = squares;
   g.errors = best;
   g.unit_bias = bias;
@@ -123,6 +227,8 @@ void encode_strip(const Source& source, const bool alternate[3], const Strip& st
     const int p = half.projection, valid = half.valid - r0 % 32, first = half.row + r0 % 32;   // lanes [0, valid) exist
     RowSums& s = sums[p];
     Group g;
+    int lane_rows[kLanes];   // a lane without a row repeats the first; its results are dropped
+    for (int lane = 0; lane < kLanes; ++lane) lane_rows[lane] = first + (lane < valid ? lane : 0);
     for (int b = 0; b < strip.blocks; ++b) {
       uint8_t* out = row + strip.offset + b * strip.stride + 4 * r0;
       uint8_t* scales = row + strip.offset + b * strip.stride + 512 + r0;
@@ -133,7 +239,11 @@ void encode_strip(const Source& source, const bool alternate[3], const Strip& st
         continue;
       }
       g.columns = strip.cols - 32 * b < 32 ? strip.cols - 32 * b : 32;
-      for (int lane = 0; lane < kLanes; ++lane) decode(source, source.matrices[p], strip.cols, first + (lane < valid ? lane : 0), b, lane, g);
+      if (g.columns == 32) {
+        decode_whole(source, source.matrices[p], strip.cols, lane_rows, b, g);
+      } else {
+        for (int lane = 0; lane < kLanes; ++lane) decode_rest(source, source.matrices[p], strip.cols, lane_rows[lane], b, lane, g);
+      }
       fit(g, alternate[p]);
       for (int lane = 0; lane < kLanes; ++lane) {
         const bool exists = lane < valid;
