@@ -6,11 +6,12 @@ from pathlib import Path
 
 from moet.checkpoint import LocalSource
 from moet.pack.packer import Outcome, pack
-from tests.generators import write_deepseek_v4, write_gpt_oss, write_kimi_k2, write_mixtral, write_qwen3_moe
+from tests.generators import write_deepseek_v4, write_glm_moe_dsa, write_gpt_oss, write_kimi_k2, write_mixtral, write_qwen3_moe
 
 SOURCES = {
     "mxfp4": lambda out: write_deepseek_v4(out),
     "nvfp4": lambda out: write_kimi_k2(out, scheme="nvfp4_modelopt"),
+    "nvfp4, MTP layer in bf16": lambda out: write_glm_moe_dsa(out, scheme="nvfp4_modelopt"),
     "fp8": lambda out: write_qwen3_moe(out, scheme="fp8_block_bf16"),
     "fp8_row": lambda out: write_qwen3_moe(out, scheme="fp8_channel_compressed"),
     "bf16": lambda out: write_mixtral(out, scheme="bf16"),

@@ -311,6 +311,27 @@ def test_hub_failure_and_rerun_downloads_no_shard_twice(made, hub, tmp_path):
     assert sorted(name for name in hub.downloads() if name in SHARDS) == SHARDS
 
 
+def test_hub_downloads_the_next_shard_while_this_one_is_packed(made, hub, tmp_path, monkeypatch):
+    """The second shard's download has begun before the first layer is written, and it is not downloaded again."""
+    from moet.pack import packer
+
+    seen = []
+    real = packer.write_layer
+
+    def write_layer(*arguments, **named):
+        for _ in range(500):
+            if SHARDS[1] in hub.downloads():
+                break
+            time.sleep(0.01)
+        seen.append(hub.downloads().count(SHARDS[1]))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(packer, "write_layer", write_layer)
+    pack(HubSource("org/model", endpoint=hub.url, store=tmp_path / "store"), tmp_path / "dst")
+    assert set(seen) == {1}
+    assert contents(tmp_path / "dst") == contents(made / "dst")
+
+
 def test_hub_rerun_stays_at_the_commit_it_began_with(hub, tmp_path):
     first = HubSource("org/model", endpoint=hub.url, store=tmp_path / "store")
     asked = len(hub.requests)

@@ -2,9 +2,10 @@
 fetched shard by shard."""
 
 import os
-import shutil
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,7 @@ class HubSource:
                 "consume: expected a folder of its own for the shards; the Hub's shared cache is not deleted from"
             )
         self.repo, self.consume, self.waiting, self._download = repo, consume, waiting, hf_hub_download
+        self._ahead: dict[str, Future[Path]] = {}
         self.endpoint, self.store = endpoint, store
         pinned = store / "commit" if store else None
         if pinned and pinned.is_file() and revision is None:
@@ -199,19 +201,29 @@ class HubSource:
             raise CheckpointError(
                 f"{self.repo} at {self.commit}: expected the file {shard}, as the index names it, found none"
             )
-        path = self._get(shard)
+        path = self._ahead.pop(shard).result() if shard in self._ahead else self._get(shard)
         if problem := shard_state(path):
             raise CheckpointError(f"{path}: expected a complete shard of {self.repo}, but {problem}")
         return path
 
+    def expect(self, shard: str) -> None:
+        """Starts downloading a shard that will be fetched next. One at a time: with `consume` a disk may not hold more."""
+        if self._ahead or shard not in self.names or (self.root / shard).is_file():
+            return
+        future = self._ahead[shard] = Future()
+
+        def download() -> None:
+            try:
+                future.set_result(self._get(shard))
+            except BaseException as e:  # noqa: BLE001  it is raised where the shard is fetched
+                future.set_exception(e)
+
+        # Not a pool: its threads are joined when the interpreter ends, and Ctrl-C would wait for the download.
+        threading.Thread(target=download, daemon=True).start()
+
     def release(self, shard: str) -> None:
         if self.consume:
             (self.root / shard).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Deletes a store of its own."""
-        if self.store is not None:
-            shutil.rmtree(self.store, ignore_errors=True)
 
     def _get(self, name: str) -> Path:
         self.waiting(f"downloading {name}")

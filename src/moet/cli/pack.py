@@ -60,6 +60,9 @@ def open_source(
     if Path(src).is_dir():
         return GrowingSource(Path(src), patience=wait, consume=consume, waiting=progress.stage)
     if is_hub_id(src):
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()  # they would write over ours
         store = dst / ".moet" / "download" if consume else None
         return HubSource(src, revision=revision, store=store, consume=consume, waiting=progress.stage)
     raise CheckpointError(

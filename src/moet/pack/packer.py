@@ -142,6 +142,7 @@ class _Run:
         shards = sorted(self.checkpoint.layer_shards(layer.index))
         for shard in shards:
             self._dense(shard)
+        self._expect_next(shards)
         self.progress.stage(f"layer {layer.index}")
         size = self.checkpoint.expert_bytes(layer.index)
         workers = workers_that_fit(self.workers, size)
@@ -154,6 +155,13 @@ class _Run:
         report.refuse_bias(self.journal.layers.values())
         for shard in shards:
             self._release(shard)
+
+    def _expect_next(self, shards: list[str]) -> None:
+        """Lets a source that downloads on demand begin with the first shard after those of this layer."""
+        expect = getattr(self.source, "expect", None)
+        later = [s for s in self.checkpoint.shards if s > max(shards)]
+        if expect and later and not self._taken(later[0]):
+            expect(later[0])
 
     def _dense(self, shard: str) -> None:
         name = self.dense_names.get(shard)
@@ -172,11 +180,15 @@ class _Run:
         """Lets a shard go once nothing is left to take from it. Everything taken is fsynced by then."""
         if not self.consume or not (self.source.root / modelfiles.INDEX).exists():
             return  # without an index the names are in the shard's header only, and a rerun needs them
-        if shard in self.dense_names and shard not in self.journal.dense:
-            return
-        waiting = [x.index for x in self.checkpoint.spec.layers if str(x.index) not in self.journal.layers]
-        if not any(shard in self.checkpoint.layer_shards(index) for index in waiting):
+        if self._taken(shard):
             self.checkpoint.release(shard)
+
+    def _taken(self, shard: str) -> bool:
+        """Whether nothing of the shard is missing in the pack."""
+        if shard in self.dense_names and shard not in self.journal.dense:
+            return False
+        waiting = [x.index for x in self.checkpoint.spec.layers if str(x.index) not in self.journal.layers]
+        return not any(shard in self.checkpoint.layer_shards(index) for index in waiting)
 
     def _advance(self, count: int) -> None:
         self.packed += count
