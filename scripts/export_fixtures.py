@@ -1,10 +1,10 @@
 """Quantized checkpoints that other people's tools write: nvidia-modelopt and llmcompressor, from a tiny BF16 model, on a CPU.
 
-    pip install -r requirements/exporters.lock
+    pip install --no-deps -r requirements/exporters.lock      # see its first lines
     python scripts/export_fixtures.py [--out tests/fixtures] [--sizes small|serve] [NAME ...]
 
-Each folder is the tool's export as it stands, plus `dequantized.safetensors`: the tool's own dequantization of the first
-rows of every routed expert, float32, under `{layer}.{expert}.{gate|up|down}`, and `made_by.json` (tool, version, recipe).
+Each folder is the tool's export as it stands, plus `tool/dequantized.safetensors`: the tool's own dequantization of the first
+rows of every routed expert, float32, under `{layer}.{expert}.{gate|up|down}`, and `tool/made_by.json` (tool, version, recipe).
 `small` is what tests/fixtures holds; `serve` has the sizes that vLLM's CPU kernels take, for scripts/architectures.py.
 """
 
@@ -149,12 +149,13 @@ def export(name: str, out: Path, sizes: str) -> None:
         for token_file in source.glob("*token*"):
             shutil.copy(token_file, folder)
     few = {key: value[:ROWS].contiguous() for key, value in dequantized(e.tool, folder).items()}
-    save_file(few, folder / "dequantized.safetensors")
+    (folder / "tool").mkdir()
+    save_file(few, folder / "tool" / "dequantized.safetensors")
     package = {"modelopt": "nvidia-modelopt", "llmcompressor": "llmcompressor"}[e.tool]
     made = {"tool": package, "version": version(package), "recipe": e.recipe, "transformers": version("transformers"), "torch": version("torch"),
             "source": e.source.__name__, "sizes": e.small if sizes == "small" else e.serve}
-    (folder / "made_by.json").write_text(json.dumps(made, indent=1) + "\n")
-    print(f"{name}: {sum(f.stat().st_size for f in folder.iterdir()) / 1000:.0f} kB", flush=True)
+    (folder / "tool" / "made_by.json").write_text(json.dumps(made, indent=1) + "\n")
+    print(f"{name}: {sum(f.stat().st_size for f in folder.rglob('*')) / 1000:.0f} kB", flush=True)
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ NAMES = ("w1", "w3", "w2")
 
 def write_mixtral(out: Path, seed: int = 0, scheme: str = "bf16", layers: int = 2, hidden: int = 256, inter: int = 128, experts: int = 8,
                   top_k: int = 2, vocab: int = VOCAB) -> Truth:
-    """Mixtral-8x7B."""
-    heads, kv_heads = 8, 2
+    """Mixtral-8x7B, with heads of 32."""
+    heads, kv_heads = hidden // 32, 2
     config = COMMON | TOKENS | dict(
         architectures=["MixtralForCausalLM"], model_type="mixtral", hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, num_local_experts=experts, num_experts_per_tok=top_k, intermediate_size=inter, rms_norm_eps=1e-5,

@@ -1,0 +1,73 @@
+"""Every architecture and format of the table: packed, verified, compared expert by expert with values that moet did not compute.
+
+Two rows are served here too; `python scripts/architectures.py` serves all that vLLM's CPU backend can run.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from safetensors.numpy import load_file  # noqa: E402
+
+from moet.checkpoint import Checkpoint  # noqa: E402
+from moet.checkpoint.dequantize import dequantize_expert  # noqa: E402
+from tests.e2e.arch import serve, table  # noqa: E402
+from tests.e2e.arch.compare import pack_and_compare  # noqa: E402
+from tests.e2e.arch.rows import FIXTURES, ROWS, Row  # noqa: E402
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_packed_rows_equal_the_checkpoint(row: Row, tmp_path: Path) -> None:
+    """Native rows: the checkpoint's values, bit for bit. Base rows: those of an independent quantization, bit for bit."""
+    truth = row.make(tmp_path / "checkpoint")
+    result = pack_and_compare(tmp_path / "checkpoint", truth, tmp_path / "pack")
+    assert result.verified
+    assert result.experts == len(truth.experts) > 0
+    assert not result.wrong, "\n".join(result.wrong[:10])
+    assert 0.05 < result.base_error < 0.2       # normal weights at 2.25 bits: 0.12; the lower bound notices a comparison with itself
+
+
+@pytest.mark.parametrize("name", sorted(p.parts[-3] for p in FIXTURES.glob("*/tool/made_by.json")))
+def test_exporters_dequantize_to_the_same_values(name: str) -> None:
+    """The tool's own float32 dequantization. It multiplies two scales in float32 before the value, so two roundings of 2^-24
+    each. compressed-tensors decompresses to BF16, whose steps are 2^-8."""
+    expected = load_file(FIXTURES / name / "tool" / "dequantized.safetensors")
+    checkpoint = Checkpoint.open(FIXTURES / name)
+    assert expected
+    tolerance = 2.0**-8 if "llmcompressor" in name else 2.0**-22
+    for layer in checkpoint.spec.layers:
+        for expert in checkpoint.experts(layer.index):
+            for projection, value in zip(("gate", "up", "down"), dequantize_expert(expert), strict=True):
+                want = expected[f"{layer.index}.{expert.expert}.{projection}"]
+                np.testing.assert_allclose(value[: len(want)], want, rtol=tolerance, atol=0)
+
+
+def test_every_fixture_has_a_row() -> None:
+    assert {p.parts[-3] for p in FIXTURES.glob("*/tool/made_by.json")} == {row.id for row in ROWS if row.made_by != "generator"}
+    size = sum(p.stat().st_size for p in FIXTURES.rglob("*") if p.is_file())
+    assert size < 2_000_000, f"tests/fixtures: expected less than 2 MB, found {size} bytes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in ROWS if row.ci_serves], ids=lambda row: row.id)
+def test_served_as_transformers_computes_it(row: Row, tmp_path: Path) -> None:
+    """vLLM with moet, 60 % of the rows in RAM: native against transformers on the dequantized checkpoint, base against
+    transformers with the base rows' values for experts."""
+    pytest.importorskip("vllm")
+    truth = row.make(tmp_path / "checkpoint")
+    result = pack_and_compare(tmp_path / "checkpoint", truth, tmp_path / "pack")
+    answers = serve.serve({row.id: tmp_path / "pack"}, tmp_path / "answers")[row.id]
+    assert isinstance(answers, dict), answers
+    for precision, experts in (("native", None), ("base", result.base)):
+        folder = truth.write_dequantized(tmp_path / precision, experts)
+        agreement = serve.compare(folder, answers[precision])
+        assert agreement.holds(row.tolerance), (precision, agreement)
+
+
+def test_the_page_is_the_json() -> None:
+    """docs/architectures.md is what `scripts/architectures.py --render` makes of docs/results/architectures.json."""
+    assert table.PAGE.read_text() == table.render(json.loads(table.RESULTS.read_text()))
