@@ -260,6 +260,30 @@ def test_other_format_version(made, tmp_path, version, way):
             use()
 
 
+def forged(made, change) -> bytes:
+    """A moet.json with a right digest and wrong contents."""
+    import msgspec
+
+    good = manifest.decode((made / "dst" / "moet.json").read_bytes())
+    first = good.layers[0]
+    return manifest.encode(change(good, first, msgspec.structs.replace))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../b", "a//b", ""])
+def test_names_that_lead_out_of_the_folder(made, name):
+    with pytest.raises(PackError, match="names of files inside the pack"):
+        manifest.decode(forged(made, lambda m, _, new: new(m, files={**m.files, name: m.files["config.json"]})))
+    with pytest.raises(PackError, match="names of files inside the pack"):
+        manifest.decode(forged(made, lambda m, x, new: new(m, layers=(new(x, base=new(x.base, file=name)),))))
+
+
+def test_contents_that_do_not_fit_together(made):
+    with pytest.raises(PackError, match="for each of 9 experts, found 8"):
+        manifest.decode(forged(made, lambda m, x, new: new(m, layers=(new(x, experts=9),))))
+    with pytest.raises(PackError, match="ascending order"):
+        manifest.decode(forged(made, lambda m, x, new: new(m, layers=(x, x))))
+
+
 def test_unknown_field_is_refused(made):
     data = json.loads((made / "dst" / "moet.json").read_text())
     data["layers"][0]["base"]["stride"] = 4

@@ -183,7 +183,25 @@ def decode(data: bytes, path: Path | str = NAME) -> Manifest:
             f"{path}: expected digest {manifest.digest or 'none'} and canonical bytes, "
             f"found a file that was changed; {again}"
         )
+    _check(manifest, path)
     return manifest
+
+
+def _check(manifest: Manifest, path: Path | str) -> None:
+    """What the fields' types do not say. A pack may come from anywhere: no name may lead out of its folder."""
+    rows = [(layer, file) for layer in manifest.layers for file in (layer.base, layer.native) if file]
+    for name in (*manifest.files, *(file.file for _, file in rows)):
+        if not name or name.startswith("/") or {"", ".", ".."} & set(name.split("/")) or "\0" in name:
+            raise PackError(f"{path}: expected names of files inside the pack, found {name!r}")
+    for layer, file in rows:
+        if len(file.rows) != layer.experts or not all(re.fullmatch("[0-9a-f]{8}", crc) for crc in file.rows):
+            raise PackError(
+                f"{path}, {file.file}: expected a crc32c of 8 hex digits for each of {layer.experts} experts, "
+                f"found {len(file.rows)} checksums"
+            )
+    indices = [layer.index for layer in manifest.layers]
+    if not indices or indices != sorted(set(indices)):
+        raise PackError(f"{path}: expected layers in ascending order, each once, found {indices}")
 
 
 def is_damaged_version(data: bytes) -> bool:
