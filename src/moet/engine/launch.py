@@ -63,6 +63,8 @@ def build(model: str, name: str, values: dict[str, Any], extra: list[str], notes
     command += ["--additional-config", json.dumps({"moet": settings})]
     if not given(extra, "--served-model-name"):
         command += ["--served-model-name", name]
+    if not given(extra, "--shutdown-timeout"):
+        command += ["--shutdown-timeout", "10"]  # without, vLLM kills its workers, which could not save the heat
     environment: dict[str, str] = {}
     if installed() == "cpu":
         cpu_arguments(command, extra)

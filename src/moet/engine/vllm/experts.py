@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import weakref
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.logger import init_logger
 
+from moet.cache.heat import save_heat
 from moet.checkpoint import Checkpoint
 from moet.config import GIB, MoetConfig
 from moet.engine.packcache import default_dir
@@ -22,6 +24,7 @@ from moet.moe import ExpertRuntime
 from moet.pack import Pack
 
 logger = init_logger("vllm.moet")
+HEAT_SECONDS = 60.0  # vLLM kills its workers when a server is stopped without --shutdown-timeout; then at most this much heat is lost
 
 _shared: "weakref.WeakValueDictionary[str, Experts]" = weakref.WeakValueDictionary()
 
@@ -41,10 +44,12 @@ class Experts:
         self.rank, self.world = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         self.words = Words(run.run_dir)
         opened = Pack.open(run.source) if run.packed else Checkpoint.open(run.source)
-        self.source = opened
         self.layers = {layer.index: layer for layer in (opened.layers.values() if run.packed else opened.spec.layers)}
         self.spec = spec_of(json.loads((Path(run.source) / "config.json").read_text()))
-        self.runtime = open_runtime(run, opened, self.rank, self.world)
+        self.heat = heat_file(run.settings, opened, self.rank, self.world) if isinstance(opened, Pack) else None
+        self.precision, self.fingerprint = run.settings.precision, getattr(opened, "fingerprint", "")
+        self.runtime = open_runtime(run, opened, self.heat, self.rank, self.world)
+        self.saved = time.monotonic()
         # Workers leave through multiprocessing's exit functions, the engine's own process through atexit: both close (and save the heat), once.
         self._closer = weakref.finalize(self, ExpertRuntime.close, self.runtime)
         Finalize(None, self._closer, exitpriority=10)
@@ -78,14 +83,26 @@ class Experts:
     def forward(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, scan: bool) -> torch.Tensor:
         """See ExpertRuntime.forward. A row that cannot be read gives zeros, and the failure word says so (moet.engine.vllm.failure)."""
         try:
-            return self.runtime.forward(layer, x.contiguous(), weights.float().contiguous(), ids.int().contiguous(), scan)
+            out = self.runtime.forward(layer, x.contiguous(), weights.float().contiguous(), ids.int().contiguous(), scan)
+            self.save_heat_when_due()
+            return out
         except StoreError as e:
             logger.error("moet: layer %d: %s", layer, e)
             self.words.add(self.rank, str(e))
             return torch.zeros_like(x)
 
+    def save_heat_when_due(self) -> None:
+        if self.heat is None or time.monotonic() - self.saved < HEAT_SECONDS:
+            return
+        self.saved = time.monotonic()
+        try:
+            save_heat(self.heat, self.fingerprint, self.precision, self.runtime.pager.heat())
+        except OSError as e:
+            logger.warning("moet: heat file %s cannot be written (%s); the next start will be cold", self.heat, e.strerror)
+            self.heat = None
 
-def open_runtime(run: Run, opened: Pack | Checkpoint, rank: int, world: int) -> ExpertRuntime:
+
+def open_runtime(run: Run, opened: Pack | Checkpoint, heat: Path | None, rank: int, world: int) -> ExpertRuntime:
     settings = run.settings
     options = {
         "precision": settings.precision,
@@ -103,7 +120,7 @@ def open_runtime(run: Run, opened: Pack | Checkpoint, rank: int, world: int) -> 
         budget = settings.budget_bytes(all_rows) // world
         runtime = ExpertRuntime(
             opened, budget_bytes=budget, io_threads=settings.io_threads, direct_io=settings.direct_io,
-            heat_file=heat_file(settings, opened, rank, world), preheat=settings.preheat, **options,
+            heat_file=heat, preheat=settings.preheat, **options,
         )  # fmt: skip
     write_info(run, rank, {"fingerprint": getattr(opened, "fingerprint", ""), "budget_bytes": budget})
     return runtime
@@ -112,7 +129,6 @@ def open_runtime(run: Run, opened: Pack | Checkpoint, rank: int, world: int) -> 
 def heat_file(settings: MoetConfig, pack: Pack, rank: int, world: int) -> Path:
     """Of this model at this precision, whatever the budget was. Ranks see the same routing; each has a file, so that none waits for another."""
     folder = Path(settings.heat_dir or default_dir() / "heat")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{pack.fingerprint[:16]}-{settings.precision}-{rank}of{world}.json"
 
 

@@ -34,6 +34,15 @@ SIGNATURES: Final[dict[str, dict[str, dict[str, str]]]] = {
             "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._apply_quant_method": (
                 "self, hidden_states, router_logits, shared_experts_input, input_ids=, shared_experts_overlapping="
             ),
+            "vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel:Fp8BlockScaledMMLinearKernel.apply_weights": (
+                "self, layer, x, bias=, **kwargs"
+            ),
+            "vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel:Fp8BlockScaledMMLinearKernel.process_weights_after_loading": (
+                "self, layer"
+            ),
+            "vllm.model_executor.kernels.linear:init_fp8_linear_kernel": (
+                "activation_quant_key, weight_quant_key, input_dtype, out_dtype, weight_shape, force_kernel=, module_name="
+            ),
             "vllm.utils.torch_utils:direct_register_custom_op": (
                 "op_name, op_func, mutates_args=, fake_impl=, target_lib=, dispatch_key=, tags="
             ),
@@ -87,6 +96,15 @@ SIGNATURES: Final[dict[str, dict[str, dict[str, str]]]] = {
             ),
             "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._apply_quant_method": (
                 "self, hidden_states, router_logits, shared_experts_input, input_ids=, shared_experts_overlapping="
+            ),
+            "vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel:Fp8BlockScaledMMLinearKernel.apply_weights": (
+                "self, layer, x, bias=, **kwargs"
+            ),
+            "vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel:Fp8BlockScaledMMLinearKernel.process_weights_after_loading": (
+                "self, layer"
+            ),
+            "vllm.model_executor.kernels.linear:init_fp8_linear_kernel": (
+                "activation_quant_key, weight_quant_key, input_dtype, out_dtype, weight_shape, force_kernel=, module_name="
             ),
             "vllm.utils.torch_utils:direct_register_custom_op": (
                 "op_name, op_func, mutates_args=, fake_impl=, target_lib=, dispatch_key=, tags="
