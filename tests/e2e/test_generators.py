@@ -6,10 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from safetensors import safe_open  # noqa: E402
+from safetensors import safe_open
 
-from tests import generators as g  # noqa: E402
-from tests.generators import numbers as nb  # noqa: E402
+from tests import generators as g
+from tests.generators import numbers as nb
 
 WRITERS = [getattr(g, name) for name in g.__all__ if name.startswith("write_")]
 
@@ -43,7 +43,7 @@ def test_safetensors_reads_it_and_seeds_repeat(write, tmp_path) -> None:
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
     for file in (tmp_path / "a").glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
-            assert all(tensors.get_tensor(name).numel() for name in tensors.keys())
+            assert all(tensors.get_tensor(name).numel() for name in tensors.keys())  # noqa: SIM118
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda f: f.__name__)
@@ -51,26 +51,40 @@ def test_transformers_knows_every_name(write, tmp_path) -> None:
     """The model class misses nothing, and what it does not expect is the MTP layer, which it leaves out by design."""
     truth = write(tmp_path / "ckpt")
     folder = truth.write_dequantized(tmp_path / "wide")
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True,
-                                                                    attn_implementation="eager")
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, attn_implementation="eager"
+    )
     assert not info["missing_keys"] and not info["mismatched_keys"]
     last = model.config.num_hidden_layers
-    assert all(name.startswith(f"model.layers.{last}.") for name in info["unexpected_keys"]), info["unexpected_keys"]
+    assert all(name.startswith(f"model.layers.{last}.") for name in info["unexpected_keys"]), info[
+        "unexpected_keys"
+    ]
     with torch.no_grad():
         logits = model(input_ids=torch.arange(5, 45)[None]).logits
     assert torch.isfinite(logits).all() and 1 < logits.std() < 10
 
 
-@pytest.mark.parametrize("write, options", [
-    (g.write_deepseek_v4, {}), (g.write_deepseek_v4, {"scheme": "fp8_block_v4"}), (g.write_gpt_oss, {}),
-    (g.write_qwen3_moe, {"scheme": "fp8_block"}), (g.write_qwen3_moe, {"scheme": "fp8_block_bf16"}),
-    (g.write_minimax_m2, {}), (g.write_deepseek_v3, {"scheme": "fp8_block", "mtp": 0}),
-], ids=lambda v: getattr(v, "__name__", None) or "-".join(v.values().__str__().strip("dict_values([])").split()))
+@pytest.mark.parametrize(
+    "write, options",
+    [
+        (g.write_deepseek_v4, {}),
+        (g.write_deepseek_v4, {"scheme": "fp8_block_v4"}),
+        (g.write_gpt_oss, {}),
+        (g.write_qwen3_moe, {"scheme": "fp8_block"}),
+        (g.write_qwen3_moe, {"scheme": "fp8_block_bf16"}),
+        (g.write_minimax_m2, {}),
+        (g.write_deepseek_v3, {"scheme": "fp8_block", "mtp": 0}),
+    ],
+    ids=lambda v: (
+        getattr(v, "__name__", None) or "-".join(v.values().__str__().strip("dict_values([])").split())
+    ),
+)
 def test_transformers_dequantizes_to_the_same_values(write, options, tmp_path) -> None:
     """transformers' own dequantization of the written file, in BF16, equals the truth rounded to BF16."""
     truth = write(tmp_path, **options)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager",
-                                                              **_dequantize(truth.config))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, attn_implementation="eager", **_dequantize(truth.config)
+    )
     oss = truth.config["model_type"] == "gpt_oss"
     hidden = truth.config["num_hidden_layers"]
     for (layer, index), expert in truth.experts.items():
@@ -79,7 +93,9 @@ def test_transformers_dequantizes_to_the_same_values(write, options, tmp_path) -
         block = model.model.layers[layer].mlp.experts
         both, down = block.gate_up_proj[index].detach(), block.down_proj[index].detach()
         gate, up = (both.T[0::2], both.T[1::2]) if oss else both.chunk(2)
-        for got, want in zip((gate, up, down.T if oss else down), (expert.gate, expert.up, expert.down), strict=True):
+        for got, want in zip(
+            (gate, up, down.T if oss else down), (expert.gate, expert.up, expert.down), strict=True
+        ):
             assert got.shape == want.shape
             assert torch.equal(got.float(), torch.from_numpy(want).to(torch.bfloat16).float()), (layer, index)
 

@@ -3,11 +3,24 @@
 from .writer import Writer
 
 
-def grouped(w: Writer, name: str, heads: int, kv_heads: int, head: int, bias: bool = False, out_bias: bool = False,
-            query_norm: int | None = None, key_norm: int | None = None) -> None:
+def grouped(
+    w: Writer,
+    name: str,
+    heads: int,
+    kv_heads: int,
+    head: int,
+    bias: bool = False,
+    out_bias: bool = False,
+    query_norm: int | None = None,
+    key_norm: int | None = None,
+) -> None:
     """Grouped-query attention; `query_norm`, `key_norm`: sizes of the optional RMS norms (per head, or over all heads)."""
-    for projection, rows, cols in (("q_proj", heads * head, w.hidden), ("k_proj", kv_heads * head, w.hidden),
-                                   ("v_proj", kv_heads * head, w.hidden), ("o_proj", w.hidden, heads * head)):
+    for projection, rows, cols in (
+        ("q_proj", heads * head, w.hidden),
+        ("k_proj", kv_heads * head, w.hidden),
+        ("v_proj", kv_heads * head, w.hidden),
+        ("o_proj", w.hidden, heads * head),
+    ):
         w.linear(f"{name}.{projection}", rows, cols)
         if out_bias if projection == "o_proj" else bias:
             w.plain(f"{name}.{projection}.bias", w.normal(rows, gain=rows**0.5 / 10))

@@ -28,7 +28,7 @@ def nearest(x: np.ndarray, grid: np.ndarray) -> np.ndarray:
     x = np.abs(x)
     low = np.searchsorted(middle, x, side="left")
     high = np.searchsorted(middle, x, side="right")
-    return np.where(low % 2 == 0, low, high)     # low != high only on a tie, where they are neighbours
+    return np.where(low % 2 == 0, low, high)  # low != high only on a tie, where they are neighbours
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:

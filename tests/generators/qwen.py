@@ -8,18 +8,51 @@ from .truth import Truth
 from .writer import COMMON, TOKENS, VOCAB, Writer
 
 
-def write_qwen3_moe(out: Path, seed: int = 0, scheme: str = "bf16", layers: int = 2, hidden: int = 256, inter: int = 128,
-                    experts: int = 8, top_k: int = 2, dense: str | None = None, split_multipliers: bool = False, shards: int = 2,
-                    vocab: int = VOCAB) -> Truth:
+def write_qwen3_moe(
+    out: Path,
+    seed: int = 0,
+    scheme: str = "bf16",
+    layers: int = 2,
+    hidden: int = 256,
+    inter: int = 128,
+    experts: int = 8,
+    top_k: int = 2,
+    dense: str | None = None,
+    split_multipliers: bool = False,
+    shards: int = 2,
+    vocab: int = VOCAB,
+) -> Truth:
     """Qwen3-30B-A3B. `scheme`: any of `SCHEMES`; `dense`: the other linears' scheme, by default that of the publisher:
     the same for fp8 (Qwen3-30B-A3B-FP8), BF16 for the others (modelopt's and llmcompressor's experts-only recipes)."""
     dense = dense or (scheme if scheme in ("fp8_block", "fp8_block_bf16", "fp8_block_f16") else "bf16")
     heads, kv_heads, head = 8, 2, 32
-    config = COMMON | TOKENS | dict(
-        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=hidden, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head, num_experts=experts, num_experts_per_tok=top_k,
-        moe_intermediate_size=inter, intermediate_size=2 * hidden, decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True, vocab_size=vocab,
-        rms_norm_eps=1e-6, rope_theta=1e6, attention_bias=False, sliding_window=None, use_sliding_window=False, max_window_layers=layers)
+    config = (
+        COMMON
+        | TOKENS
+        | {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head,
+            "num_experts": experts,
+            "num_experts_per_tok": top_k,
+            "moe_intermediate_size": inter,
+            "intermediate_size": 2 * hidden,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+            "vocab_size": vocab,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "attention_bias": False,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "max_window_layers": layers,
+        }
+    )
     w = Writer(seed, hidden, dense, vocab)
     w.embeddings("model.embed_tokens", "model.norm", "lm_head")
     skip = ["lm_head", "model.embed_tokens"]
@@ -36,13 +69,37 @@ def write_qwen3_moe(out: Path, seed: int = 0, scheme: str = "bf16", layers: int 
     return w.save(out, config | quant_configs.for_scheme(scheme, skip), shards)
 
 
-def write_olmoe(out: Path, seed: int = 0, layers: int = 2, hidden: int = 256, inter: int = 128, experts: int = 8, top_k: int = 2) -> Truth:
+def write_olmoe(
+    out: Path,
+    seed: int = 0,
+    layers: int = 2,
+    hidden: int = 256,
+    inter: int = 128,
+    experts: int = 8,
+    top_k: int = 2,
+) -> Truth:
     """OLMoE-1B-7B, BF16: norms over all heads at once, top-k weights not renormalized."""
     heads, head = 4, hidden // 4
-    config = COMMON | TOKENS | dict(
-        architectures=["OlmoeForCausalLM"], model_type="olmoe", hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads, num_experts=experts, num_experts_per_tok=top_k, intermediate_size=inter, norm_topk_prob=False,
-        rms_norm_eps=1e-5, rope_theta=10000.0, attention_bias=False, clip_qkv=None)
+    config = (
+        COMMON
+        | TOKENS
+        | {
+            "architectures": ["OlmoeForCausalLM"],
+            "model_type": "olmoe",
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "num_experts": experts,
+            "num_experts_per_tok": top_k,
+            "intermediate_size": inter,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "attention_bias": False,
+            "clip_qkv": None,
+        }
+    )
     w = Writer(seed, hidden)
     w.embeddings("model.embed_tokens", "model.norm", "lm_head")
     for n in range(layers):

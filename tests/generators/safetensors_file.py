@@ -12,7 +12,11 @@ def write_file(path: Path, tensors: dict[str, Raw]) -> None:
     offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.data.nbytes
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.data.shape), "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.data.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -11,7 +11,17 @@ import numpy as np
 
 from . import numbers as nb
 
-ITEM = {"F32": "<f4", "BF16": "<u2", "F16": "<f2", "F8_E4M3": "u1", "F8_E8M0": "u1", "U8": "u1", "I8": "i1", "I64": "<i8", "I32": "<i4"}
+ITEM = {
+    "F32": "<f4",
+    "BF16": "<u2",
+    "F16": "<f2",
+    "F8_E4M3": "u1",
+    "F8_E8M0": "u1",
+    "U8": "u1",
+    "I8": "i1",
+    "I64": "<i8",
+    "I32": "<i4",
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,9 @@ def _scale(dtype: str, exact: np.ndarray) -> tuple[Raw, np.ndarray]:
     return tensor, value.astype(np.float64)
 
 
-def fp8_block(scale_dtype: str, block: int = 128, suffix: str = "weight_scale_inv", four_d: bool = False) -> Scheme:
+def fp8_block(
+    scale_dtype: str, block: int = 128, suffix: str = "weight_scale_inv", four_d: bool = False
+) -> Scheme:
     """F8_E4M3 with a scale per block x block; `four_d` is modelopt's [N/128, 1, K/128, 1]."""
 
     def scheme(name: str, x: np.ndarray, **_: object) -> Stored:
@@ -64,7 +76,9 @@ def fp8_block(scale_dtype: str, block: int = 128, suffix: str = "weight_scale_in
         codes = nb.to_e4m3(x / full)
         if four_d:
             scale = Raw(scale.dtype, scale.data[:, None, :, None])
-        return Stored({f"{name}.weight": Raw("F8_E4M3", codes), f"{name}.{suffix}": scale}, nb.E4M3[codes] * full)
+        return Stored(
+            {f"{name}.weight": Raw("F8_E4M3", codes), f"{name}.{suffix}": scale}, nb.E4M3[codes] * full
+        )
 
     return scheme
 
@@ -73,14 +87,20 @@ def fp8_channel(name: str, x: np.ndarray, **_: object) -> Stored:
     """compressed-tensors FP8_DYNAMIC: one BF16 scale a row, [N, 1]."""
     scale, value = _scale("BF16", np.maximum(np.abs(x).max(1, keepdims=True), 1e-12) / nb.FP8_MAX)
     codes = nb.to_e4m3(x / value)
-    return Stored({f"{name}.weight": Raw("F8_E4M3", codes), f"{name}.weight_scale": scale}, nb.E4M3[codes] * value)
+    return Stored(
+        {f"{name}.weight": Raw("F8_E4M3", codes), f"{name}.weight_scale": scale}, nb.E4M3[codes] * value
+    )
 
 
 def fp8_tensor(name: str, x: np.ndarray, **_: object) -> Stored:
     """modelopt FP8: one F32 scalar a matrix, and the activations' scalar."""
     scale, value = _scale("F32", np.float64(np.abs(x).max() / nb.FP8_MAX))
     codes = nb.to_e4m3(x / value)
-    tensors = {f"{name}.weight": Raw("F8_E4M3", codes), f"{name}.weight_scale": scale, f"{name}.input_scale": raw("F32", np.float64(0.01))}
+    tensors = {
+        f"{name}.weight": Raw("F8_E4M3", codes),
+        f"{name}.weight_scale": scale,
+        f"{name}.input_scale": raw("F32", np.float64(0.01)),
+    }
     return Stored(tensors, nb.E4M3[codes] * value)
 
 
@@ -92,7 +112,10 @@ def mxfp4(weight: str, scale: str, weight_dtype: str = "U8", scale_dtype: str = 
         full = nb.spread(nb.ue8m0(byte), 1, 32, x.shape)
         codes = nb.to_e2m1(x / full)
         packed = nb.pack_nibbles(codes).view(ITEM[weight_dtype])
-        return Stored({f"{name}.{weight}": Raw(weight_dtype, packed), f"{name}.{scale}": Raw(scale_dtype, byte)}, nb.E2M1[codes] * full)
+        return Stored(
+            {f"{name}.{weight}": Raw(weight_dtype, packed), f"{name}.{scale}": Raw(scale_dtype, byte)},
+            nb.E2M1[codes] * full,
+        )
 
     return scheme
 
@@ -110,20 +133,29 @@ def nvfp4_modelopt(name: str, x: np.ndarray, amax: float | None = None, **_: obj
     """U8, F8_E4M3 per 16, F32 scalars weight_scale_2 (multiplies) and input_scale. gate and up share `amax`."""
     multiplier = np.float32((np.abs(x).max() if amax is None else amax) / (nb.FP4_MAX * nb.FP8_MAX))
     packed, scale, value = _nvfp4(x, float(multiplier))
-    return Stored({
-        f"{name}.weight": Raw("U8", packed), f"{name}.weight_scale": Raw("F8_E4M3", scale),
-        f"{name}.weight_scale_2": raw("F32", np.array(multiplier)), f"{name}.input_scale": raw("F32", np.array(0.002)),
-    }, value)
+    return Stored(
+        {
+            f"{name}.weight": Raw("U8", packed),
+            f"{name}.weight_scale": Raw("F8_E4M3", scale),
+            f"{name}.weight_scale_2": raw("F32", np.array(multiplier)),
+            f"{name}.input_scale": raw("F32", np.array(0.002)),
+        },
+        value,
+    )
 
 
 def nvfp4_compressed(name: str, x: np.ndarray, amax: float | None = None, **_: object) -> Stored:
     """compressed-tensors: the global scale is stored as its reciprocal, F32 [1]; its float32 inverse multiplies."""
     stored = np.float32(nb.FP4_MAX * nb.FP8_MAX / (np.abs(x).max() if amax is None else amax))
     packed, scale, value = _nvfp4(x, float(np.float32(1) / stored))
-    return Stored({
-        f"{name}.weight_packed": Raw("U8", packed), f"{name}.weight_scale": Raw("F8_E4M3", scale),
-        f"{name}.weight_global_scale": raw("F32", np.array([stored])),
-    }, value)
+    return Stored(
+        {
+            f"{name}.weight_packed": Raw("U8", packed),
+            f"{name}.weight_scale": Raw("F8_E4M3", scale),
+            f"{name}.weight_global_scale": raw("F32", np.array([stored])),
+        },
+        value,
+    )
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -145,5 +177,8 @@ SCHEMES: dict[str, Scheme] = {
     "nvfp4_compressed": nvfp4_compressed,
 }
 
-FORMATS: dict[str, str] = {name: "fp8_row" if name == "fp8_channel_compressed" else name.split("_")[0].removesuffix("32") for name in SCHEMES}
+FORMATS: dict[str, str] = {
+    name: "fp8_row" if name == "fp8_channel_compressed" else name.split("_")[0].removesuffix("32")
+    for name in SCHEMES
+}
 """moet's word for what a scheme stores: "bf16", "fp8", "fp8_row", "mxfp4", "nvfp4"."""

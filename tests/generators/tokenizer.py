@@ -12,8 +12,10 @@ experts; the router chooses them. def main(args):
 Attention, key, value, query, cache, block, graph, kernel, tensor, weight, scale, quantization, decode, prefill.
 """
 SPECIAL = ["<|bos|>", "<|eos|>", "<|pad|>", "<|user|>", "<|assistant|>"]
-CHAT = ("{%- for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>{{ m.content }}\n{%- endfor %}"
-        "{%- if add_generation_prompt %}<|assistant|>{%- endif %}")
+CHAT = (
+    "{%- for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>{{ m.content }}\n{%- endfor %}"
+    "{%- if add_generation_prompt %}<|assistant|>{%- endif %}"
+)
 
 
 @lru_cache(maxsize=4)
@@ -26,11 +28,18 @@ def _files(vocab: int) -> dict[str, bytes]:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=SPECIAL, min_frequency=2, show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=SPECIAL,
+        min_frequency=2,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     bpe.train_from_iterator([TEXT] * 4, trainer)
     bpe.add_tokens([f"<x{i}>" for i in range(vocab - bpe.get_vocab_size())])
-    fast = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=SPECIAL[0], eos_token=SPECIAL[1], pad_token=SPECIAL[2])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=SPECIAL[0], eos_token=SPECIAL[1], pad_token=SPECIAL[2]
+    )
     fast.chat_template = CHAT
     with tempfile.TemporaryDirectory() as folder:
         fast.save_pretrained(folder)

@@ -12,8 +12,14 @@ from .truth import Expert, Site, Truth
 
 VOCAB = 1024
 TOKENS = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-COMMON = {"hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 4096, "tie_word_embeddings": False,
-          "torch_dtype": "bfloat16", "use_cache": True}
+COMMON = {
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
 NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -42,7 +48,9 @@ class Writer:
         """A tensor that is never quantized."""
         tensor = raw(dtype, values)
         self.tensors[name] = tensor
-        self.values[name] = tensor.data if dtype != "BF16" else (tensor.data.astype(np.uint32) << 16).view(np.float32)
+        self.values[name] = (
+            tensor.data if dtype != "BF16" else (tensor.data.astype(np.uint32) << 16).view(np.float32)
+        )
 
     def linear(self, name: str, rows: int, cols: int, gain: float = 1.0, scheme: str | None = None) -> None:
         """A linear layer outside the routed experts: the checkpoint's scheme for those, or `scheme`."""
@@ -53,14 +61,24 @@ class Writer:
     def norm(self, name: str, size: int) -> None:
         self.plain(f"{name}.weight", 1 + self.normal(size, gain=0.5))
 
-    def mlp(self, name: str, inter: int, names: tuple[str, str, str] = NAMES, scheme: str | None = None) -> None:
+    def mlp(
+        self, name: str, inter: int, names: tuple[str, str, str] = NAMES, scheme: str | None = None
+    ) -> None:
         """A dense gated MLP, or the shared experts."""
         self.linear(f"{name}.{names[0]}", inter, self.hidden, scheme=scheme)
         self.linear(f"{name}.{names[1]}", inter, self.hidden, scheme=scheme)
         self.linear(f"{name}.{names[2]}", self.hidden, inter, scheme=scheme)
 
-    def experts(self, layer: int, prefix: str, count: int, inter: int, scheme: str, names: tuple[str, str, str] = NAMES,
-                split_multipliers: bool = False) -> None:
+    def experts(
+        self,
+        layer: int,
+        prefix: str,
+        count: int,
+        inter: int,
+        scheme: str,
+        names: tuple[str, str, str] = NAMES,
+        split_multipliers: bool = False,
+    ) -> None:
         """Routed experts, one tensor group each. NVFP4: gate and up share their multiplier, as modelopt makes them, unless
         `split_multipliers`. Expert 0 gets a zero block and some signed zeros, which rounding alone
         makes rarely; few, since tools give exact zeros one sign and a 2-bit zero has to take a side."""
@@ -71,8 +89,10 @@ class Writer:
             if e == 0:
                 gate[0, :32], up[1, :16], down[0, ::7] = 0, -0.0, -0.0
             shared = None if split_multipliers else float(max(np.abs(gate).max(), np.abs(up).max()))
-            stored = [SCHEMES[scheme](f"{prefix}.{e}.{name}", matrix, amax=amax)
-                      for name, matrix, amax in zip(names, (gate, up, down), (shared, shared, None), strict=True)]
+            stored = [
+                SCHEMES[scheme](f"{prefix}.{e}.{name}", matrix, amax=amax)
+                for name, matrix, amax in zip(names, (gate, up, down), (shared, shared, None), strict=True)
+            ]
             for one in stored:
                 self.tensors |= one.tensors
             self.known[layer, e] = Expert(*(one.value for one in stored))

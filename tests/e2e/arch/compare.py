@@ -41,7 +41,11 @@ def pack_and_compare(source: Path, truth: Truth, out: Path) -> RowsResult:
     pack(LocalSource(source), out, workers=1)
     verdict = verify(out)
     opened = Pack.open(out)
-    wrong = [] if set(opened.layers) == set(truth.sites) else [f"layers {sorted(opened.layers)}, expected {sorted(truth.sites)}"]
+    wrong = (
+        []
+        if set(opened.layers) == set(truth.sites)
+        else [f"layers {sorted(opened.layers)}, expected {sorted(truth.sites)}"]
+    )
     base: dict[tuple[int, int], Expert] = {}
     error = total = 0.0
     for (layer, index), expert in truth.experts.items():
@@ -62,15 +66,27 @@ def pack_and_compare(source: Path, truth: Truth, out: Path) -> RowsResult:
                 if precision == "base":
                     error, total = error + ((value - exact) ** 2).sum(), total + (exact**2).sum()
                 if not _same(value, wanted):
-                    wrong.append(f"{where}: {np.count_nonzero(value != wanted)} of {wanted.size} values differ")
+                    wrong.append(
+                        f"{where}: {np.count_nonzero(value != wanted)} of {wanted.size} values differ"
+                    )
                 if not _same(rounded, value.astype(np.float32)):
                     wrong.append(f"{where}: float32 values are not the float64 values rounded once")
                 bias = getattr(expert, f"{name}_bias")
-                if (bias is None) != (matrix.bias is None) or bias is not None and not np.array_equal(bias, matrix.bias):
+                if (
+                    (bias is None) != (matrix.bias is None)
+                    or bias is not None
+                    and not np.array_equal(bias, matrix.bias)
+                ):
                     wrong.append(f"{where}: bias differs")
     formats = {layer: files.native.geometry.format for layer, files in opened.layers.items()}
-    wrong += [f"layer {n}: packed as {formats.get(n)}, expected {site.format}" for n, site in truth.sites.items() if formats.get(n) != site.format]
-    return RowsResult(len(truth.experts), 6 * len(truth.experts), formats, wrong, base, error / total, verdict.ok)
+    wrong += [
+        f"layer {n}: packed as {formats.get(n)}, expected {site.format}"
+        for n, site in truth.sites.items()
+        if formats.get(n) != site.format
+    ]
+    return RowsResult(
+        len(truth.experts), 6 * len(truth.experts), formats, wrong, base, error / total, verdict.ok
+    )
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -24,7 +24,7 @@ def read_folder(root: Path) -> Truth:
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(root.glob("model*.safetensors")):
         with safe_open(file, "pt") as f:
-            tensors |= {name: f.get_tensor(name) for name in f.keys()}
+            tensors |= {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     modules: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         module, part = name.rsplit(".", 1)
@@ -38,7 +38,9 @@ def read_folder(root: Path) -> Truth:
         if match:
             prefix, layer, expert, projection = match[1], int(match[2]), int(match[3]), match[4]
             found.setdefault((layer, expert), {})[WORDS[projection]] = value
-            names = ("w1", "w3", "w2") if projection.startswith("w") else ("gate_proj", "up_proj", "down_proj")
+            names = (
+                ("w1", "w3", "w2") if projection.startswith("w") else ("gate_proj", "up_proj", "down_proj")
+            )
             sites[layer] = Site(prefix, names, format)
             continue
         if value is not None:
@@ -47,7 +49,9 @@ def read_folder(root: Path) -> Truth:
             if part in parts:
                 values[f"{module}.{part}"] = parts[part].double().numpy()
     config = json.loads((root / "config.json").read_text())
-    return Truth(root, config, sites, {key: Expert(**matrices) for key, matrices in sorted(found.items())}, values)
+    return Truth(
+        root, config, sites, {key: Expert(**matrices) for key, matrices in sorted(found.items())}, values
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
@@ -59,15 +63,23 @@ def _value(parts: dict[str, torch.Tensor]) -> tuple[str, np.ndarray | None]:
     weight = parts.get("weight", parts.get("weight_packed"))
     if weight is None:
         return "", None
-    scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
+    scale = next(
+        (parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None
+    )
     if scale is None:
         return "bf16", weight.double().numpy()
     if weight.dtype in (torch.uint8, torch.int8):
         packed = _bytes(weight)
         codes = np.stack([packed & 15, packed >> 4], -1).reshape(packed.shape[0], -1)
         if scale.dtype == torch.float8_e4m3fn:
-            multiplier = float(parts["weight_scale_2"]) if "weight_scale_2" in parts else float(np.float32(1) / parts["weight_global_scale"].numpy()[0])
-            return "nvfp4", nb.E2M1[codes] * nb.spread(nb.E4M3[_bytes(scale)] * multiplier, 1, 16, codes.shape)
+            multiplier = (
+                float(parts["weight_scale_2"])
+                if "weight_scale_2" in parts
+                else float(np.float32(1) / parts["weight_global_scale"].numpy()[0])
+            )
+            return "nvfp4", nb.E2M1[codes] * nb.spread(
+                nb.E4M3[_bytes(scale)] * multiplier, 1, 16, codes.shape
+            )
         return "mxfp4", nb.E2M1[codes] * nb.spread(nb.ue8m0(_bytes(scale)), 1, 32, codes.shape)
     codes, wide = nb.E4M3[_bytes(weight)], scale.double().numpy()
     if wide.ndim == 0:

@@ -18,9 +18,16 @@ PRECISIONS = ("base", "native")
 RAM_PERCENT = 60
 """Of the experts' bytes: 40 % of the rows are always on disk, so serving pages."""
 
-ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1",
-               "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-               "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
 def prompts(model: Path) -> list[list[int]]:
@@ -63,17 +70,36 @@ def serve(packs: dict[str, Path], out: Path, timeout: float = 600) -> dict[str, 
     root = Path(__file__).resolve().parents[3]
     failed: dict[str, str] = {}
     while left := [name for name in packs if name not in failed and not (out / f"{name}.json").exists()]:
-        command = [sys.executable, "-m", "tests.e2e.arch.serve", str(out), *(f"{name}={packs[name]}" for name in left)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.e2e.arch.serve",
+            str(out),
+            *(f"{name}={packs[name]}" for name in left),
+        ]
         try:
-            done = subprocess.run(command, env=os.environ | ENVIRONMENT, cwd=root, capture_output=True, text=True, check=False,
-                                  timeout=timeout * len(left))
+            done = subprocess.run(
+                command,
+                env=os.environ | ENVIRONMENT,
+                cwd=root,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout * len(left),
+            )
             log = (done.stdout + done.stderr)[-6000:]
         except subprocess.TimeoutExpired as e:
             log = f"no answer within {e.timeout:.0f} s"
         now = [name for name in left if not (out / f"{name}.json").exists()]
         if now:
-            failed[now[0]] = log      # the process stops at its first failure; the ones behind it get another process
-    return failed | {name: {p: Answers(**a) for p, a in json.loads((out / f"{name}.json").read_text()).items()} for name in packs if name not in failed}
+            failed[now[0]] = (
+                log  # the process stops at its first failure; the ones behind it get another process
+            )
+    return failed | {
+        name: {p: Answers(**a) for p, a in json.loads((out / f"{name}.json").read_text()).items()}
+        for name in packs
+        if name not in failed
+    }
 
 
 def compare(folder: Path, answers: Answers) -> Agreement:
@@ -81,16 +107,25 @@ def compare(folder: Path, answers: Answers) -> Agreement:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     same = count = 0
     difference = gap = 0.0
     for prompt, tokens, logprobs in zip(prompts(folder), answers.tokens, answers.logprobs, strict=True):
         with torch.no_grad():
-            wanted = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+            wanted = (
+                model(torch.tensor([prompt + tokens]))
+                .logits[0, len(prompt) - 1 : -1]
+                .double()
+                .log_softmax(-1)
+            )
         chosen = wanted[range(len(tokens)), tokens]
         same += int((wanted.argmax(-1) == torch.tensor(tokens)).sum())
         count += len(tokens)
-        difference = max(difference, float((chosen - torch.tensor(logprobs, dtype=torch.float64)).abs().max()))
+        difference = max(
+            difference, float((chosen - torch.tensor(logprobs, dtype=torch.float64)).abs().max())
+        )
         gap = max(gap, float((wanted.max(-1).values - chosen).max()))
     return Agreement(same, count, difference, gap)
 
@@ -102,12 +137,23 @@ def fill_router() -> None:
 
     stock = cpu_router.CPURouter._compute_routing
 
-    def compute(self, hidden_states, router_logits, indices_type, *, input_ids=None):  # noqa: ANN001, ANN202
-        if self.use_grouped_topk or self.scoring_func != "sigmoid" or self.custom_routing_function is not None:
+    def compute(self, hidden_states, router_logits, indices_type, *, input_ids=None):
+        if (
+            self.use_grouped_topk
+            or self.scoring_func != "sigmoid"
+            or self.custom_routing_function is not None
+        ):
             return stock(self, hidden_states, router_logits, indices_type, input_ids=input_ids)
         return cpu_router._grouped_topk(
-            gating_output=router_logits, topk=self.top_k, renormalize=self.renormalize, num_expert_group=1, topk_group=1,
-            scoring_func="sigmoid", routed_scaling_factor=self.routed_scaling_factor, e_score_correction_bias=self.e_score_correction_bias)
+            gating_output=router_logits,
+            topk=self.top_k,
+            renormalize=self.renormalize,
+            num_expert_group=1,
+            topk_group=1,
+            scoring_func="sigmoid",
+            routed_scaling_factor=self.routed_scaling_factor,
+            e_score_correction_bias=self.e_score_correction_bias,
+        )
 
     cpu_router.CPURouter._compute_routing = compute
 
@@ -116,16 +162,35 @@ def _main(out: str, *packs: str) -> None:
     from vllm import LLM, SamplingParams
 
     fill_router()
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False
+    )
     for name, pack in (p.split("=", 1) for p in packs):
         answers = {}
         for precision in PRECISIONS:
             settings = {"precision": precision, "ram_percent": RAM_PERCENT, "heat_dir": f"{out}/heat"}
-            llm = LLM(model=pack, dtype="float32", max_model_len=512, enforce_eager=True, kv_cache_memory_bytes=134217728, max_num_seqs=8, seed=0,
-                      skip_tokenizer_init=True, additional_config={"moet": settings})
-            done = llm.generate([{"prompt_token_ids": p} for p in prompts(Path(pack))], sampling, use_tqdm=False)
+            llm = LLM(
+                model=pack,
+                dtype="float32",
+                max_model_len=512,
+                enforce_eager=True,
+                kv_cache_memory_bytes=134217728,
+                max_num_seqs=8,
+                seed=0,
+                skip_tokenizer_init=True,
+                additional_config={"moet": settings},
+            )
+            done = llm.generate(
+                [{"prompt_token_ids": p} for p in prompts(Path(pack))], sampling, use_tqdm=False
+            )
             tokens = [list(d.outputs[0].token_ids) for d in done]
-            values = [[step[t].logprob for t, step in zip(d.outputs[0].token_ids, d.outputs[0].logprobs, strict=True)] for d in done]
+            values = [
+                [
+                    step[t].logprob
+                    for t, step in zip(d.outputs[0].token_ids, d.outputs[0].logprobs, strict=True)
+                ]
+                for d in done
+            ]
             answers[precision] = {"tokens": tokens, "logprobs": values}
             llm.llm_engine.engine_core.shutdown()
             del llm

@@ -19,7 +19,7 @@ def quantize(v: np.ndarray, signs: np.ndarray) -> np.ndarray:
         unit = np.exp2(np.clip(highest - drop, -127, 127).astype(np.float64))[..., None]
         q = sign * np.where(np.abs(padded) > 2.5 * unit, 4 * unit, unit)
         error = np.zeros(top.shape)
-        for column in range(32):            # the order is part of the definition
+        for column in range(32):  # the order is part of the definition
             error = error + np.where(real[:, column], (padded[..., column] - q[..., column]) ** 2, 0)
         better = (error < least) & ((drop == 0) | (top > 0))
         best, least = np.where(better[..., None], q, best), np.where(better, error, least)

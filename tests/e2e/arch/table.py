@@ -28,21 +28,46 @@ moet's code) or exported by nvidia-modelopt and llmcompressor (`tests/fixtures`)
 def render(results: dict) -> str:
     """The whole page."""
     m = results["machine"]
-    out = [HEAD.format(ram=results["ram_percent"], experts=sum(r["experts"] for r in results["rows"]), tolerance=f"{results['tolerance']:g}",
-                       wide=f"{results['tolerance_fp8']:g}")]
-    out.append("| model | format | made by | rows | base error | native | base |\n| --- | --- | --- | ---: | ---: | --- | --- |\n")
+    out = [
+        HEAD.format(
+            ram=results["ram_percent"],
+            experts=sum(r["experts"] for r in results["rows"]),
+            tolerance=f"{results['tolerance']:g}",
+            wide=f"{results['tolerance_fp8']:g}",
+        )
+    ]
+    out.append(
+        "| model | format | made by | rows | base error | native | base |\n| --- | --- | --- | ---: | ---: | --- | --- |\n"
+    )
     notes: list[str] = []
     for row in results["rows"]:
-        rows = f"{row['matrices']} equal" if not row["wrong"] else f"**{row['wrong']} of {row['matrices']} differ**"
-        served = [_served(row["served"][p]) for p in ("native", "base")] if row["served"] else [_note(row["not_served"], notes)] * 2
-        out.append(f"| {row['model']} | {row['format']} | {row['made_by']} | {rows} | {row['base_error']:.3f} | {served[0]} | {served[1]} |\n")
-    out.append("\nbase error: sum of (q - v)² over sum of v². On normal random weights; real ones differ.\n\nNot served here:\n\n")
+        rows = (
+            f"{row['matrices']} equal"
+            if not row["wrong"]
+            else f"**{row['wrong']} of {row['matrices']} differ**"
+        )
+        served = (
+            [_served(row["served"][p]) for p in ("native", "base")]
+            if row["served"]
+            else [_note(row["not_served"], notes)] * 2
+        )
+        out.append(
+            f"| {row['model']} | {row['format']} | {row['made_by']} | {rows} | {row['base_error']:.3f} | {served[0]} | {served[1]} |\n"
+        )
+    out.append(
+        "\nbase error: sum of (q - v)² over sum of v². On normal random weights; real ones differ.\n\nNot served here:\n\n"
+    )
     out += [f"{i}. {note}\n" for i, note in enumerate(notes, 1)]
     out.append("\n## Claims\n\n| id | what | value | target | held |\n| --- | --- | ---: | ---: | --- |\n")
-    out += [f"| {c['id']} | {c['what']} | {c['value']:g} {c['unit']} | {c['target']} | {'yes' if c['held'] else '**no**'} |\n" for c in results["claims"]]
+    out += [
+        f"| {c['id']} | {c['what']} | {c['value']:g} {c['unit']} | {c['target']} | {'yes' if c['held'] else '**no**'} |\n"
+        for c in results["claims"]
+    ]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    out.append(f"\n{results['date']}, commit {results['commit'][:12]}, {m['cpu']}, {m['cores']} cores; {versions}. "
-               "Made by `scripts/architectures.py` from `docs/results/architectures.json`.\n")
+    out.append(
+        f"\n{results['date']}, commit {results['commit'][:12]}, {m['cpu']}, {m['cores']} cores; {versions}. "
+        "Made by `scripts/architectures.py` from `docs/results/architectures.json`.\n"
+    )
     return "".join(out)
 
 
