@@ -30,6 +30,7 @@ void pack(int32_t format, const Strip& strip, const RowPointers& rows, uint8_t* 
     const int64_t at = 4ll * w0, valid = std::clamp<int64_t>(bytes - at, 0, 32);
     for (int r = 0; r < 8; ++r) {
       const uint8_t* source = rows.row[r0 + r];
+      if (source && w0 % 16 == 0) __builtin_prefetch(source + at + 64);   // 64 rows are more streams than the CPU follows by itself
       in[r] = edge[r];
       if (source && valid == 32) {
         in[r] = source + at;
