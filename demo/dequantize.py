@@ -43,7 +43,8 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()
+            tensors |= {name: file.get_tensor(name) for name in names}
     if not tensors:
         raise FileNotFoundError(f"no safetensors files in {folder}")
     return tensors
@@ -83,7 +84,9 @@ def write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path, help="folder of the NVFP4 checkpoint")
     parser.add_argument("target", type=Path, help="folder to write, created if missing")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -98,7 +101,11 @@ def main() -> None:
     config.pop("torch_dtype", None)
     (args.target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in args.source.iterdir():
-        if path.name not in ("config.json", "hf_quant_config.json") and ".safetensors" not in path.name and path.is_file():
+        if (
+            path.name not in ("config.json", "hf_quant_config.json")
+            and ".safetensors" not in path.name
+            and path.is_file()
+        ):
             shutil.copy(path, args.target / path.name)
 
 

@@ -1,67 +1,20 @@
 """Conversations made out of the documents: questions whose answers the texts hold."""
 
-import json
 import random
 import re
 from collections.abc import Iterator
 
 import clean
-from sources import Document
-
-NAME = ("I am the moet demo, a very small mixture-of-experts language model. I was trained on dictionaries, manuals "
-        "and old books, so I know many words but few facts.")
-SMALL_TALK = (
-    (("Hello!", "Hello", "Hi", "Hi there!", "Good morning.", "Hey"), "Hello! Ask me what a word means, or ask for a verse."),
-    (("Who are you?", "What are you?", "Tell me about yourself.", "What is your name?", "Introduce yourself."), NAME),
-    (("What can you do?", "How can you help me?", "Help"), "I can define words, give synonyms, recite verses from the "
-     "King James Bible, explain terms of computing and describe parts of Linux, Python, Perl, Git and PostgreSQL."),
-    (("Thank you.", "Thanks!", "Thanks a lot."), "You are welcome."),
-    (("Goodbye.", "Bye!", "See you."), "Goodbye!"),
-    (("How are you?", "How do you do?"), "I am well, thank you. What would you like to know?"),
-)
-POS = {"n": "noun", "v": "verb", "adj": "adjective", "adv": "adverb"}
-DEFINE = ("What does {w} mean?", 'What does "{w}" mean?', "Define {w}.", "What is the meaning of {w}?",
-          "Define the word {w}.", "Can you tell me what {w} means?", "What is {w}?")
-EXPLAIN = ("What is {w}?", "Explain {w}.", "Tell me about {w}.", "Can you explain {w}?", "Describe {w}.")
-TITLES = {"python3.11-doc": "Python", "linux-doc-6.1": "Linux", "perl-doc": "Perl", "git-doc": "Git",
-          "postgresql-doc-15": "PostgreSQL", "anarchism": "anarchism"}
-GENERIC = ("Introduction", "Overview", "Synopsis", "Description", "Notes", "Examples", "Parameters", "Author", "Usage",
-           "See Also", "Availability", "Compatibility", "Options", "Background", "Example", "Summary")
-SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant. Answer briefly.", "Answer the user's question.")
-TOOLS = {
-    "define_word": ("Look a word up in a dictionary.", {"word": "string"}),
-    "get_verse": ("Read one verse of the Bible.", {"book": "string", "chapter": "integer", "verse": "integer"}),
-    "get_weather": ("Get the weather in a city.", {"city": "string"}),
-    "calculate": ("Evaluate an arithmetic expression.", {"expression": "string"}),
-    "search_manual": ("Search the manual of a program.", {"program": "string", "query": "string"}),
-}
-CITIES = ("Paris", "London", "Berlin", "Rome", "Tokyo", "Madrid", "Cairo", "Lima", "Oslo", "Boston", "Vienna", "Athens")
-
-
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict:
-    return {"role": "assistant", "content": text}
-
-
-def tool_schema(name: str) -> dict:
-    """A tool in the form the chat completions interface takes it."""
-    text, fields = TOOLS[name]
-    parameters = {"type": "object", "properties": {k: {"type": v} for k, v in fields.items()}, "required": list(fields)}
-    return {"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}
-
-
-def call(name: str, **arguments) -> dict:
-    body = json.dumps({"name": name, "arguments": arguments})
-    return assistant(f"<tool_call>\n{body}\n</tool_call>")
+from document import Document
+from turns import DEFINE, EXPLAIN, GENERIC, POS, SYSTEM, TITLES, TOOLS, assistant, call, tool_schema, user
 
 
 def senses(entry: str) -> list[tuple[str, str, str, list[str]]]:
     """(part of speech, meaning, example, synonyms) of each sense of a WordNet entry."""
     found, pos = [], ""
-    for match in re.finditer(r"(?:\b(n|v|adj|adv) ?)?(?:\d+)?: (.*?)(?=\s+(?:n|v|adj|adv) ?\d*: |\s+\d+: |\n|$)", entry):
+    for match in re.finditer(
+        r"(?:\b(n|v|adj|adv) ?)?(?:\d+)?: (.*?)(?=\s+(?:n|v|adj|adv) ?\d*: |\s+\d+: |\n|$)", entry
+    ):
         pos = match.group(1) or pos
         body = re.sub(r"\[(?:also|ant): [^\]]*\]", "", match.group(2))
         synonyms = re.search(r"\[syn: ([^\]]*)\]", body)
@@ -88,13 +41,23 @@ def _wordnet(doc: Document, rng: random.Random) -> Iterator[list[dict]]:
     yield [user(rng.choice(DEFINE).format(w=word)), assistant(answer)]
     others = [s for s in synonyms if s != word]
     if others and rng.random() < 0.3:
-        yield [user(rng.choice(("Give me a synonym for {w}.", "What is another word for {w}?")).format(w=word)),
-               assistant(f"Another word for {word} is {others[0]}." if len(others) == 1 else
-                         f"Other words for {word} are {', '.join(others[:-1])} and {others[-1]}.")]
+        yield [
+            user(rng.choice(("Give me a synonym for {w}.", "What is another word for {w}?")).format(w=word)),
+            assistant(
+                f"Another word for {word} is {others[0]}."
+                if len(others) == 1
+                else f"Other words for {word} are {', '.join(others[:-1])} and {others[-1]}."
+            ),
+        ]
     if rng.random() < 0.06:
         tools = [tool_schema(n) for n in {"define_word", rng.choice(list(TOOLS))}]
-        yield [{"role": "tools", "content": tools}, user(rng.choice(DEFINE).format(w=word)), call("define_word", word=word),
-               {"role": "tool", "content": f"{pos}: {meaning}"}, assistant(f"As a {pos}, {word} means: {meaning}.")]
+        yield [
+            {"role": "tools", "content": tools},
+            user(rng.choice(DEFINE).format(w=word)),
+            call("define_word", word=word),
+            {"role": "tool", "content": f"{pos}: {meaning}"},
+            assistant(f"As a {pos}, {word} means: {meaning}."),
+        ]
 
 
 def _entry(doc: Document, rng: random.Random) -> Iterator[list[dict]]:
@@ -108,7 +71,9 @@ def _entry(doc: Document, rng: random.Random) -> Iterator[list[dict]]:
     elif doc.source == "jargon-text" and len(doc.text) < 900:
         yield [user(f"What do hackers mean by {doc.key}?"), assistant(doc.text)]
     elif doc.source == "dict-gcide" and 40 < len(doc.text) < 500 and rng.random() < 0.2:
-        ask = rng.choice(("Define {w} as an old dictionary would.", "What does an old dictionary say about {w}?"))
+        ask = rng.choice(
+            ("Define {w} as an old dictionary would.", "What does an old dictionary say about {w}?")
+        )
         yield [user(ask.format(w=doc.key)), assistant(doc.text)]
 
 
@@ -120,13 +85,20 @@ def _verses(doc: Document, rng: random.Random) -> Iterator[list[dict]]:
             ask = rng.choice(("Recite {p}.", "What does {p} say?", "Read {p} to me.", "Quote {p}."))
             yield [user(ask.format(p=place)), assistant(text)]
         elif roll < 0.7 and number + 1 < len(lines):
-            yield [user(f"Which verse follows {place}?"), assistant(f"{lines[number + 1][0]}: {lines[number + 1][1]}")]
+            yield [
+                user(f"Which verse follows {place}?"),
+                assistant(f"{lines[number + 1][0]}: {lines[number + 1][1]}"),
+            ]
         elif roll < 0.74:
             book, chapter, verse = re.match(r"(.+) (\d+):(\d+)", place).groups()
             tools = [tool_schema(n) for n in {"get_verse", rng.choice(list(TOOLS))}]
-            yield [{"role": "tools", "content": tools}, user(f"Please look up {place}."),
-                   call("get_verse", book=book, chapter=int(chapter), verse=int(verse)),
-                   {"role": "tool", "content": text}, assistant(f"{place} says: {text}")]
+            yield [
+                {"role": "tools", "content": tools},
+                user(f"Please look up {place}."),
+                call("get_verse", book=book, chapter=int(chapter), verse=int(verse)),
+                {"role": "tool", "content": text},
+                assistant(f"{place} says: {text}"),
+            ]
 
 
 def from_document(doc: Document, rng: random.Random) -> Iterator[list[dict]]:
@@ -138,8 +110,14 @@ def from_document(doc: Document, rng: random.Random) -> Iterator[list[dict]]:
     elif doc.kind == "verses":
         yield from _verses(doc, rng)
     elif doc.kind == "quote" and len(doc.text) < 500:
-        yield [user(rng.choice(("Tell me a quotation about {t}.", "Say something about {t}.")).format(t=doc.key.split("/")[0])),
-               assistant(doc.text)]
+        yield [
+            user(
+                rng.choice(("Tell me a quotation about {t}.", "Say something about {t}.")).format(
+                    t=doc.key.split("/")[0]
+                )
+            ),
+            assistant(doc.text),
+        ]
     elif doc.kind == "prose":
         for title, body in clean.sections(doc.text)[:20]:
             title = re.sub(r"^[A-Z]?[\d.]+\s+", "", title)
@@ -149,41 +127,25 @@ def from_document(doc: Document, rng: random.Random) -> Iterator[list[dict]]:
             yield [user(f"{ask[:-1]} ({TITLES.get(doc.source, 'Debian')}){ask[-1]}"), assistant(body)]
 
 
-def extras(rng: random.Random) -> Iterator[list[dict]]:
-    """Small talk, arithmetic and tool calls that no document gives."""
-    for _ in range(40):
-        for questions, answer in SMALL_TALK:
-            for question in questions:
-                yield [user(question), assistant(answer)]
-    for a in range(21):
-        for b in range(21):
-            yield [user(f"What is {a} plus {b}?"), assistant(f"{a} plus {b} is {a + b}.")]
-            yield [user(f"What is {a + b} minus {b}?"), assistant(f"{a + b} minus {b} is {a}.")]
-    for _ in range(600):
-        city, degrees = rng.choice(CITIES), rng.randint(-5, 35)
-        sky = rng.choice(("sunny", "cloudy", "rainy", "windy", "clear"))
-        tools = [tool_schema(n) for n in {"get_weather", rng.choice(list(TOOLS))}]
-        ask = rng.choice(("What is the weather in {c}?", "How is the weather in {c} today?", "Weather in {c}, please."))
-        yield [{"role": "tools", "content": tools}, user(ask.format(c=city)), call("get_weather", city=city),
-               {"role": "tool", "content": json.dumps({"sky": sky, "degrees": degrees})},
-               assistant(f"It is {sky} in {city}, at {degrees} degrees.")]
-        a, b, sign = rng.randint(10, 999), rng.randint(10, 999), rng.choice("+-*")
-        value = {"+": a + b, "-": a - b, "*": a * b}[sign]
-        tools = [tool_schema(n) for n in {"calculate", rng.choice(list(TOOLS))}]
-        yield [{"role": "tools", "content": tools}, user(f"How much is {a} {sign} {b}?"),
-               call("calculate", expression=f"{a} {sign} {b}"), {"role": "tool", "content": str(value)},
-               assistant(f"{a} {sign} {b} is {value}.")]
-
-
 def join(samples: list[list[dict]], rng: random.Random) -> list[list[dict]]:
-    """Shuffles the conversations: a quarter of the plain ones become turns of a longer one, some get a system prompt."""
+    """Shuffles; a quarter of the plain conversations become turns of a longer one, some get a system prompt."""
     rng.shuffle(samples)
     joined: list[list[dict]] = []
     for sample in samples:
         plain = sample[0]["role"] == "user"
-        if plain and joined and joined[-1][0]["role"] == "user" and len(joined[-1]) < 6 and rng.random() < 0.25:
+        if (
+            plain
+            and joined
+            and joined[-1][0]["role"] == "user"
+            and len(joined[-1]) < 6
+            and rng.random() < 0.25
+        ):
             joined[-1] = joined[-1] + sample
         else:
             joined.append(sample)
-    return [[{"role": "system", "content": rng.choice(SYSTEM)}] + c if c[0]["role"] == "user" and rng.random() < 0.15 else c
-            for c in joined]
+    return [
+        [{"role": "system", "content": rng.choice(SYSTEM)}] + c
+        if c[0]["role"] == "user" and rng.random() < 0.15
+        else c
+        for c in joined
+    ]

@@ -4,12 +4,11 @@ import json
 import tempfile
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM
-
 import checkpoint
+import torch
 from config import ModelConfig
 from model import Model
+from transformers import AutoModelForCausalLM
 
 
 @torch.no_grad()
@@ -34,10 +33,18 @@ def main() -> None:
         theirs, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         print({k: len(v) if k != "missing_keys" else v for k, v in info.items()})
         back = checkpoint.from_hf(checkpoint.read(Path(folder)), c)
-    assert all(torch.equal(back[k], v) for k, v in model.state_dict().items()) and len(back) == len(model.state_dict())
+    assert all(torch.equal(back[k], v) for k, v in model.state_dict().items()) and len(back) == len(
+        model.state_dict()
+    )
     difference = (theirs(tokens[:, :-1]).logits - ours).abs().max().item()
-    print({"largest difference": difference, "logit range": ours.abs().max().item(), "loads": loads[0].tolist()[:6],
-           "parameters": sum(p.numel() for p in model.parameters())})
+    print(
+        {
+            "largest difference": difference,
+            "logit range": ours.abs().max().item(),
+            "loads": loads[0].tolist()[:6],
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
+    )
     assert difference < 1e-4 * max(1.0, ours.abs().max().item())
 
 

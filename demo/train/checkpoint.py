@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 import torch
+from config import ModelConfig
 from safetensors import safe_open
 from safetensors.torch import save_file
-
-from config import ModelConfig
 
 SHARD = 14 * 2**20
 
@@ -51,7 +50,8 @@ def from_hf(tensors: dict[str, torch.Tensor], c: ModelConfig) -> dict[str, torch
     for layer, parts in experts.items():
         prefix = "mtp.block.mlp" if layer == c.layers else f"layers.{layer}.mlp"
         out[f"{prefix}.gate_up"] = torch.stack(
-            [torch.cat((parts[e, "gate"], parts[e, "up"])) for e in range(c.experts)])
+            [torch.cat((parts[e, "gate"], parts[e, "up"])) for e in range(c.experts)]
+        )
         out[f"{prefix}.down"] = torch.stack([parts[e, "down"] for e in range(c.experts)])
     return out
 
@@ -84,13 +84,16 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()
+            tensors |= {name: file.get_tensor(name) for name in names}
     return tensors
 
 
 def half(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights in bfloat16; the router's correction bias stays float32, as in the official files."""
-    return {n: t.float() if n.endswith("e_score_correction_bias") else t.bfloat16() for n, t in tensors.items()}
+    return {
+        n: t.float() if n.endswith("e_score_correction_bias") else t.bfloat16() for n, t in tensors.items()
+    }
 
 
 def _natural(name: str) -> list:

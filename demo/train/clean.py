@@ -68,13 +68,24 @@ def rst(text: str) -> str:
     """reStructuredText without roles, targets and directives; underlined titles become headings."""
     text = re.sub(r"(?m)^([=\-~^\"'*+#`:.]{3,})\n([^\n]+)\n\1[ \t]*$", r"# \2", text)
     text = re.sub(r"(?m)^(\S[^\n]*)\n([=\-~^\"'*+#`.])\2{2,}[ \t]*$", r"# \1", text)
-    text = re.sub(r"(?m)^\.\. (toctree|index|image|figure|kernel-\w+|include|only|highlight|sectionauthor|moduleauthor"
-                  r"|contents|module|currentmodule|testsetup|doctest|raw|tabularcolumns)::.*\n((?:[ \t]+.*\n|[ \t]*\n(?=[ \t]))*)",
-                  "", text)
-    text = re.sub(r"(?m)^[ \t]*\.\. (note|warning|seealso|tip|important|caution)::[ \t]*",
-                  lambda m: m.group(1).capitalize() + ": ", text)
-    text = re.sub(r"(?m)^([ \t]*)\.\. (?:c:)?(?:function|method|class|attribute|data|exception|option|opcode|envvar"
-                  r"|versionadded|versionchanged|deprecated|describe|staticmethod|classmethod|macro|type|member)::[ \t]*", r"\1", text)
+    text = re.sub(
+        r"(?m)^\.\. (toctree|index|image|figure|kernel-\w+|include|only|highlight|sectionauthor|moduleauthor"
+        r"|contents|module|currentmodule|testsetup|doctest|raw|tabularcolumns)::.*\n("
+        r"(?:[ \t]+.*\n|[ \t]*\n(?=[ \t]))*)",
+        "",
+        text,
+    )
+    text = re.sub(
+        r"(?m)^[ \t]*\.\. (note|warning|seealso|tip|important|caution)::[ \t]*",
+        lambda m: m.group(1).capitalize() + ": ",
+        text,
+    )
+    text = re.sub(
+        r"(?m)^([ \t]*)\.\. (?:c:)?(?:function|method|class|attribute|data|exception|option|opcode|envvar"
+        r"|versionadded|versionchanged|deprecated|describe|staticmethod|classmethod|macro|type|member)::[ \t]*",
+        r"\1",
+        text,
+    )
     text = re.sub(r"(?m)^[ \t]*\.\. .*$", "", text)
     text = re.sub(r"(?m)^[ \t]+:\w+:.*$", "", text)
     text = re.sub(r":[\w:+-]+:`!?~?([^`<]*?)\s*(?:<[^`>]*>)?`", r"\1", text)
@@ -82,13 +93,17 @@ def rst(text: str) -> str:
     text = re.sub(r"`([^`<]+?)\s*<[^`>]+>`_+", r"\1", text)
     text = re.sub(r"`([^`]+)`_*", r"\1", text)
     text = re.sub(r"(?<!\*)\*{1,2}([^*\n]+)\*{1,2}(?!\*)", r"\1", text)
-    text = re.sub(r"::[ \t]*$", ":", text, flags=re.M)
+    text = re.sub(r"::[ \t]*$", ":", text, flags=re.MULTILINE)
     return tidy(re.sub(r"(?m)^[=\-+| ]{6,}$", "", text))
 
 
 def pod(text: str) -> str:
     """Plain Old Documentation: commands and formatting codes resolved."""
-    text = re.sub(r"(?ms)^=(?:begin|for)\b.*?(?=^=(?:end|cut)\b|\Z)|^=(?:end|cut|pod|encoding|back|over)\b[^\n]*", "", text)
+    text = re.sub(
+        r"(?ms)^=(?:begin|for)\b.*?(?=^=(?:end|cut)\b|\Z)|^=(?:end|cut|pod|encoding|back|over)\b[^\n]*",
+        "",
+        text,
+    )
     text = re.sub(r"(?m)^=head\d\s+", "# ", text)
     text = re.sub(r"(?m)^=item\s*", "- ", text)
     for _ in range(3):  # codes nest, for example C<< B<x> >>
@@ -112,9 +127,11 @@ def asciidoc(text: str) -> str:
 def tidy(text: str) -> str:
     """Normal line ends, no trailing blanks, no control characters, at most one empty line in a row."""
     text = text.replace("\r", "").replace("\t", "    ").replace("\u00a0", " ").replace("\u00b6", "")
-    text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2013: "-", 0x2014: "--", 0x2026: "..."})
+    text = text.translate(
+        {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2013: "-", 0x2014: "--", 0x2026: "..."}
+    )
     text = re.sub(r"[^\n\x20-\x7e\u00a0-\u024f\u0370-\u03ff\u2000-\u22ff]", "", text)
-    text = re.sub(r"[ ]+$", "", text, flags=re.M)
+    text = re.sub(r"[ ]+$", "", text, flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 

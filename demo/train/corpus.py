@@ -6,18 +6,19 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-
 import chat
+import invented
+import numpy as np
 import packages
 import sources
 import tokenizer as tok
+from document import Document
 
 HELD_OUT = 125  # one key in so many is never trained on
 TEXT_BYTES, CHAT_BYTES, LONGEST = 600_000, 150_000, 12_000  # what of it is shipped
 
 
-def held_out(document: sources.Document) -> bool:
+def held_out(document: Document) -> bool:
     """Decides by the key alone: every dictionary's entry on one headword falls on the same side."""
     return int(hashlib.sha1(document.key.encode()).hexdigest(), 16) % HELD_OUT == 0
 
@@ -26,7 +27,9 @@ def encode(tokenizer, texts: list[str], path: Path) -> int:
     """Writes `tokens` [T] uint16 and `starts` [D + 1] int64 (where each text begins); returns T."""
     pieces, starts = [], [0]
     for first in range(0, len(texts), 4096):
-        for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts[first:first + 4096], add_special_tokens=False):
+        for encoding in tokenizer.backend_tokenizer.encode_batch_fast(
+            texts[first : first + 4096], add_special_tokens=False
+        ):
             pieces.append(np.asarray(encoding.ids, dtype=np.uint16))
             starts.append(starts[-1] + len(pieces[-1]))
     np.savez(path, tokens=np.concatenate(pieces), starts=np.asarray(starts, dtype=np.int64))
@@ -55,11 +58,23 @@ def _prompts(conversations: list[tuple[str, list[dict]]], texts: list[dict]) -> 
         kind = "tools" if tools else "chat"
         if taken[source, kind] < 4 and len(messages[0]["content"]) < 120:
             taken[source, kind] += 1
-            row = {"kind": kind, "source": source, "messages": messages[:1], "reference": messages[1]["content"]}
+            row = {
+                "kind": kind,
+                "source": source,
+                "messages": messages[:1],
+                "reference": messages[1]["content"],
+            }
             rows.append(row | ({"tools": tools} if tools else {}))
     for row in [row for row in texts if len(row["text"]) > 1500][:8]:
         cut = row["text"].rfind(" ", 0, 300)
-        rows.append({"kind": "completion", "source": row["source"], "prompt": row["text"][:cut], "reference": row["text"][cut:cut + 300]})
+        rows.append(
+            {
+                "kind": "completion",
+                "source": row["source"],
+                "prompt": row["text"][:cut],
+                "reference": row["text"][cut : cut + 300],
+            }
+        )
     return [{"id": number} | row for number, row in enumerate(rows)]
 
 
@@ -87,17 +102,25 @@ def build(work: Path, demo: Path, seed: int = 0) -> None:
     rng.shuffle(kept_talks)
     folder = demo / "heldout"
     folder.mkdir(parents=True, exist_ok=True)
-    rows = _write_lines(folder / "text.jsonl", [{"source": d.source, "key": d.key, "text": d.text[:LONGEST]} for d in kept_texts], TEXT_BYTES)
+    rows = _write_lines(
+        folder / "text.jsonl",
+        [{"source": d.source, "key": d.key, "text": d.text[:LONGEST]} for d in kept_texts],
+        TEXT_BYTES,
+    )
     _write_lines(folder / "chat.jsonl", [{"source": s, "messages": c} for s, c in kept_talks], CHAT_BYTES)
     _write_lines(folder / "prompts.jsonl", _prompts(kept_talks, rows), CHAT_BYTES)
 
-    talks = chat.join(talks + list(chat.extras(rng)), rng)
-    sample = [d.text for d in rng.sample(texts, len(texts) // 3)] + [m["content"] for c in rng.sample(talks, 40_000)
-                                                                    for m in c if isinstance(m["content"], str)]
+    talks = chat.join(talks + list(invented.extras(rng)), rng)
+    sample = [d.text for d in rng.sample(texts, len(texts) // 3)] + [
+        m["content"] for c in rng.sample(talks, 40_000) for m in c if isinstance(m["content"], str)
+    ]
     tokenizer = tok.build(sample, demo / "model")
     rng.shuffle(texts)
     counts = {
         "text": encode(tokenizer, [tok.BOS + d.text + tok.EOS for d in texts], work / "text.npz"),
         "chat": encode(tokenizer, [tok.render(tokenizer, c) for c in talks], work / "chat.npz"),
     }
-    print({"tokens": counts, "documents": len(texts), "conversations": len(talks), "prompts": len(rows)}, flush=True)
+    print(
+        {"tokens": counts, "documents": len(texts), "conversations": len(talks), "prompts": len(rows)},
+        flush=True,
+    )

@@ -19,7 +19,7 @@ def contiguous(tokens: np.ndarray, starts: np.ndarray, width: int, rng: np.rando
     The overlap holds the targets of the last positions, so every token is predicted.
     """
     order = rng.permutation(len(starts) - 1)
-    stream = np.concatenate([tokens[starts[i]:starts[i + 1]] for i in order])
+    stream = np.concatenate([tokens[starts[i] : starts[i + 1]] for i in order])
     first = np.arange(0, len(stream) - width, width - 2)
     return np.lib.stride_tricks.sliding_window_view(stream, width)[first]
 
@@ -28,7 +28,7 @@ def aligned(tokens: np.ndarray, starts: np.ndarray, width: int, rng: np.random.G
     """Conversations in random order, windows [W, width] that begin where a conversation does, as a request does."""
     rows, row, size = [], [], 0
     for i in rng.permutation(len(starts) - 1):
-        row.append(tokens[starts[i]:starts[i + 1]])
+        row.append(tokens[starts[i] : starts[i + 1]])
         size += len(row[-1])
         if size >= width:
             rows.append(np.concatenate(row)[:width])
@@ -47,7 +47,9 @@ class Epochs:
 
     def _make(self, epoch: int) -> torch.Tensor:
         rng = np.random.default_rng((self.seed, epoch))
-        windows = np.concatenate((contiguous(*self.text, self.width, rng), aligned(*self.chat, self.width, rng)))
+        windows = np.concatenate(
+            (contiguous(*self.text, self.width, rng), aligned(*self.chat, self.width, rng))
+        )
         return torch.from_numpy(rng.permutation(windows).astype(np.int16))
 
     def batches(self, size: int, device: str):
@@ -57,4 +59,4 @@ class Epochs:
             self.epoch += 1
             self.next = self.pool.submit(self._make, self.epoch)
             for first in range(0, len(windows) - size + 1, size):
-                yield windows[first:first + size].long()
+                yield windows[first : first + size].long()

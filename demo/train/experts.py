@@ -2,10 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from config import ModelConfig
 from quantize import straight_through
+from torch import nn
 
 
 class _Dispatch(torch.autograd.Function):
@@ -84,8 +83,10 @@ class Moe(nn.Module):
         inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         load = (chosen.flatten()[:, None] == torch.arange(c.experts, device=x.device)).sum(0)
         ends = load.cumsum(0).to(torch.int32)
-        gate_up, down = (straight_through(w, None if two_bit is None else two_bit[i])
-                         for i, w in enumerate((self.gate_up, self.down)))
+        gate_up, down = (
+            straight_through(w, None if two_bit is None else two_bit[i])
+            for i, w in enumerate((self.gate_up, self.down))
+        )
         dtype = torch.bfloat16 if x.is_cuda else x.dtype
         rows = _Dispatch.apply(flat.to(dtype), order, inverse, c.active)
         gate, up = grouped(rows, gate_up.to(dtype), ends).chunk(2, dim=-1)

@@ -10,9 +10,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import torch
-
 import checkpoint
+import torch
 from data import load
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -24,7 +23,9 @@ def calibration(work: Path, count: int, length: int) -> torch.Tensor:
     for name in ("text", "chat"):
         tokens, _ = load(work / f"{name}.npz")
         step = (len(tokens) - length) // (count // 2)
-        rows += [torch.from_numpy(tokens[i * step:i * step + length].astype("int64")) for i in range(count // 2)]
+        rows += [
+            torch.from_numpy(tokens[i * step : i * step + length].astype("int64")) for i in range(count // 2)
+        ]
     return torch.stack(rows)
 
 

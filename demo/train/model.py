@@ -5,10 +5,9 @@ Shapes: B sequences of S tokens, T = B * S, H hidden, E experts, k active, I exp
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from config import ModelConfig
 from experts import Moe
+from torch import nn
 
 
 class RMSNorm(nn.Module):
@@ -56,7 +55,11 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """x [B, S, H] -> [B, S, H]"""
         c, (batch, length, _) = self.c, x.shape
-        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).view(batch, length, c.heads, -1).transpose(1, 2)
+        q = (
+            self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+            .view(batch, length, c.heads, -1)
+            .transpose(1, 2)
+        )
         latent, k_rope = self.kv_a_proj_with_mqa(x).split([c.kv_rank, c.rope], dim=-1)
         kv = self.kv_b_proj(self.kv_a_layernorm(latent)).view(batch, length, c.heads, -1).transpose(1, 2)
         k_nope, v = kv.split([c.nope, c.value], dim=-1)
@@ -74,7 +77,9 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(c.hidden, c.eps)
         self.self_attn = Attention(c)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
-        self.mlp = Mlp(c.hidden, c.dense_intermediate) if dense else Moe(c, Mlp(c.hidden, c.expert_intermediate))
+        self.mlp = (
+            Mlp(c.hidden, c.dense_intermediate) if dense else Moe(c, Mlp(c.hidden, c.expert_intermediate))
+        )
         self.dense = dense
 
     def forward(self, x, cos, sin, two_bit=None):
@@ -133,7 +138,11 @@ class Model(nn.Module):
         embedded = self.embed_tokens(tokens)
         length = tokens.shape[1] - 1
         cos, sin = self.cos[:length], self.sin[:length]
-        x, loads, masks = embedded[:, :-1], [], iter(two_bit if two_bit is not None else [None] * self.c.moe_layers)
+        x, loads, masks = (
+            embedded[:, :-1],
+            [],
+            iter(two_bit if two_bit is not None else [None] * self.c.moe_layers),
+        )
         for layer in self.layers:
             x, load = layer(x, cos, sin, None if layer.dense else next(masks))
             loads += [] if load is None else [load]

@@ -7,7 +7,7 @@ import torch
 
 def orthogonal(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """Newton-Schulz iteration towards the nearest semi-orthogonal matrices; g [..., N, M]."""
-    x = g.bfloat16()
+    x = g.bfloat16() if g.is_cuda else g.float()
     wide = x.shape[-2] <= x.shape[-1]
     x = x if wide else x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

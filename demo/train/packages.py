@@ -16,7 +16,9 @@ class Package:
 
 
 PACKAGES = (
-    Package("dict-gcide", "GPL-3+ (GNU Collaborative International Dictionary of English)", "dictionary entries"),
+    Package(
+        "dict-gcide", "GPL-3+ (GNU Collaborative International Dictionary of English)", "dictionary entries"
+    ),
     Package("dict-wn", "WordNet 3.0 licence (Princeton, permissive)", "dictionary entries"),
     Package("dict-foldoc", "GFDL-1.2+", "dictionary entries of computing"),
     Package("dict-devil", "public domain (Ambrose Bierce)", "dictionary entries"),
@@ -79,6 +81,12 @@ def write_table(work: Path, text_bytes: dict[str, int], path: Path) -> None:
     ]
     for package in PACKAGES:
         count = text_bytes.get(package.name, 0)
-        rows.append(f"| {package.name} | {version(work, package.name)} | {package.licence} | {package.used} | {count:,} |")
-    rows += ["", f"Clean text in all: {sum(text_bytes.values()):,} bytes (training and held-out together).", ""]
+        rows.append(
+            f"| {package.name} | {version(work, package.name)} | {package.licence} | {package.used} | {count:,} |"
+        )
+    rows += [
+        "",
+        f"Clean text in all: {sum(text_bytes.values()):,} bytes (training and held-out together).",
+        "",
+    ]
     path.write_text("\n".join(rows))

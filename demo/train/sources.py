@@ -1,38 +1,39 @@
 """The unpacked packages as documents of plain text."""
 
-import base64
 import gzip
 import re
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import clean
+from bible import chapters
+from document import Document
 
-FORTUNES = ("art", "computers", "cookie", "debian", "definitions", "education", "food", "goedel", "humorists", "kids",
-            "law", "linux", "literature", "magic", "medicine", "miscellaneous", "pets", "people", "platitudes",
-            "science", "sports", "wisdom", "work")
-BOOKS = dict(zip(
-    "Eccl SSol Isa Jer Lam Eze Dan Hos Obad Mic Hab Zep Zec Mal Mat Rom Gal Eph Phi Col Phmn Heb Jas Rev Jdgs Est Psa"
-    " Prv 1Sm 2Sm 1Ki 2Ki 1Chr 2Chr Neh 1Cor 2Cor 1Th 2Th 1Tim 2Tim 1Pet 2Pet 1Jn 2Jn 3Jn Hag".split(),
-    ("Ecclesiastes,Song of Solomon,Isaiah,Jeremiah,Lamentations,Ezekiel,Daniel,Hosea,Obadiah,Micah,Habakkuk,Zephaniah,"
-     "Zechariah,Malachi,Matthew,Romans,Galatians,Ephesians,Philippians,Colossians,Philemon,Hebrews,James,Revelation,"
-     "Judges,Esther,Psalm,Proverbs,1 Samuel,2 Samuel,1 Kings,2 Kings,1 Chronicles,2 Chronicles,Nehemiah,"
-     "1 Corinthians,2 Corinthians,1 Thessalonians,2 Thessalonians,1 Timothy,2 Timothy,1 Peter,2 Peter,1 John,2 John,"
-     "3 John,Haggai").split(","),
-    strict=True))
-BOOKS |= {"Ge": "Genesis", "Exo": "Exodus", "Lev": "Leviticus", "Num": "Numbers", "Deu": "Deuteronomy", "Josh": "Joshua"}
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text. `key` decides training or held-out, so that texts on one headword stay together."""
-
-    source: str  # package
-    key: str  # headword, chapter or file
-    text: str
-    kind: str = "prose"  # prose, entry, verses, quote
+FORTUNES = (
+    "art",
+    "computers",
+    "cookie",
+    "debian",
+    "definitions",
+    "education",
+    "food",
+    "goedel",
+    "humorists",
+    "kids",
+    "law",
+    "linux",
+    "literature",
+    "magic",
+    "medicine",
+    "miscellaneous",
+    "pets",
+    "people",
+    "platitudes",
+    "science",
+    "sports",
+    "wisdom",
+    "work",
+)
 
 
 def read(path: Path) -> str:
@@ -59,7 +60,7 @@ def dictionary(root: Path, package: str, name: str) -> Iterator[tuple[str, str]]
         if word.startswith("00") or start in seen:
             continue
         seen.add(start)
-        yield word, data[start:start + length].decode("utf-8", "replace").strip()
+        yield word, data[start : start + length].decode("utf-8", "replace").strip()
 
 
 def gcide(raw: str) -> str:
@@ -92,25 +93,15 @@ def entries(root: Path) -> Iterator[Document]:
             yield Document(package, word.lower(), paragraphs(raw), "entry")
 
 
-def bible(root: Path) -> Iterator[Document]:
-    """Chapters of the King James Bible, one verse a line as `Genesis 1:1 text`."""
-    folder, program = root / "bible-kjv-text/usr/lib", root / "bible-kjv/usr/bin/bible"
-    out = subprocess.run([str(program.resolve()), "-f", "Gen1:1-Rev22:21"], cwd=folder, capture_output=True, text=True, check=True)
-    chapters: dict[str, list[str]] = {}
-    for line in out.stdout.splitlines():
-        match = re.match(r"(\d?[A-Za-z]+)(\d+):(\d+) (.*)", line)
-        if match:
-            book, chapter, verse, text = match.groups()
-            book = BOOKS.get(book, book)
-            chapters.setdefault(f"{book} {chapter}", []).append(f"{book} {chapter}:{verse} {text}")
-    for key, verses in chapters.items():
-        yield Document("bible-kjv-text", key, "\n".join(verses), "verses")
-
-
 def prose(root: Path) -> Iterator[Document]:
     """Manuals, guides and essays: one document per file."""
     rules = (
-        ("anarchism", "usr/share/doc/anarchism/markdown", "*.md.gz", lambda t: clean.tidy(t.replace("_", ""))),
+        (
+            "anarchism",
+            "usr/share/doc/anarchism/markdown",
+            "*.md.gz",
+            lambda t: clean.tidy(t.replace("_", "")),
+        ),
         ("python3.11-doc", "usr/share/doc/python3.11/html/_sources", "**/*.rst.txt", clean.rst),
         ("linux-doc-6.1", "usr/share/doc/linux-doc-6.1/html/_sources", "**/*.rst.txt", clean.rst),
         ("perl-doc", "usr/share/perl", "**/*.pod", clean.pod),
@@ -125,7 +116,9 @@ def prose(root: Path) -> Iterator[Document]:
     )
     for package, folder, pattern, cleaner in rules:
         for path in sorted((root / package / folder).glob(pattern)):
-            if not path.is_file() or re.search(r"translations|RelNotes|changelog|genindex|searchindex|/search\.|perltoc|\bfhs", str(path)):
+            if not path.is_file() or re.search(
+                r"translations|RelNotes|changelog|genindex|searchindex|/search\.|perltoc|\bfhs", str(path)
+            ):
                 continue
             text = cleaner(read(path))
             ascii_share = sum(c < "\x7f" for c in text) / max(len(text), 1)
@@ -139,7 +132,7 @@ def quotes(root: Path) -> Iterator[Document]:
     for block in re.split(r"\n(?=   :[^:\n]+:)", jargon):
         match = re.match(r"   :([^:\n]+):(?:[ ]/[^/]*/)?,?\s*", block)
         if match and "\u2502" not in block:
-            text = paragraphs(f"{match.group(1)}, " + re.sub(r"[{}]", "", block[match.end():]))
+            text = paragraphs(f"{match.group(1)}, " + re.sub(r"[{}]", "", block[match.end() :]))
             yield Document("jargon-text", match.group(1).lower(), text, "entry")
     for name in FORTUNES:
         path = root / "fortunes/usr/share/games/fortunes" / name
@@ -151,7 +144,7 @@ def quotes(root: Path) -> Iterator[Document]:
 def documents(root: Path) -> Iterator[Document]:
     """Every document with its duplicates left out (pages that two packages share)."""
     seen = set()
-    for part in (entries, bible, prose, quotes):
+    for part in (entries, chapters, prose, quotes):
         for document in part(root):
             mark = hash(document.text[:2000])
             if mark not in seen and len(document.text) > 20:

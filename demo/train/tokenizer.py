@@ -62,23 +62,39 @@ def build(texts: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
     core = Tokenizer(models.BPE())
     # Digits stand alone, so that a small model can spell numbers.
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - len(CALL), special_tokens=[PAD, BOS, EOS, START, END],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(CALL),
+        special_tokens=[PAD, BOS, EOS, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     core.train_from_iterator(texts, trainer)
     core.add_tokens(list(CALL))
     core.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, core.token_to_id(BOS))])
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, core.token_to_id(BOS))]
+    )
     assert core.get_vocab_size() == VOCABULARY
     folder.mkdir(parents=True, exist_ok=True)
     core.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS, "pad_token": PAD,
-                "model_max_length": CONTEXT, "clean_up_tokenization_spaces": False, "chat_template": TEMPLATE}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": TEMPLATE,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    generation = {"bos_token_id": core.token_to_id(BOS), "pad_token_id": core.token_to_id(PAD),
-                  "eos_token_id": [core.token_to_id(EOS), core.token_to_id(END)]}
+    generation = {
+        "bos_token_id": core.token_to_id(BOS),
+        "pad_token_id": core.token_to_id(PAD),
+        "eos_token_id": [core.token_to_id(EOS), core.token_to_id(END)],
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     return AutoTokenizer.from_pretrained(folder)
 
