@@ -89,6 +89,7 @@ void pack_group(int format, int acts, const float* x, uint8_t* group) {
       for (int d = 0; d < acts; ++d) {
         const int8_t digit = int8_t(rest);
         group[32 * d + at] = uint8_t(digit);
+        if (acts == kInt24 && d == 0 && digit) group[kLowDigit] = 1;
         rest = (rest - digit) >> 8;
       }
     }

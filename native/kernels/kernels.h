@@ -15,7 +15,9 @@ enum Acts : int32_t { kFp32 = 0, kInt8 = 1, kInt16 = 2, kInt24 = 3 };
 inline constexpr int kActsKinds = 4;
 
 // Bytes of a group of 32 activations of one token. fp32: float[32]. Integers: int8 digits[acts][8][4] (least significant digit first, in
-// the order in which a word's bytes meet them), float scale, int32 correction[2], 4 bytes of padding.
+// the order in which a word's bytes meet them), float scale, int32 correction[2]; kInt24 then has a byte at kLowDigit that is 0 if
+// all its lowest digits are 0.
+inline constexpr int kLowDigit = 32 * kInt24 + 12;
 inline constexpr int group_bytes(int acts) { return acts == kFp32 ? 128 : 32 * acts + 16; }
 
 // Integer weights of the integer formats are u = value * unit + bias >= 0, so that they fit the unsigned operand of the byte multiply.
