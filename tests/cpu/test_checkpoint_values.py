@@ -1,15 +1,19 @@
 """Every model and every number format: experts are, in float64, exactly what the generator wrote."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from moet.checkpoint import Checkpoint, ExpertWeights, dequantize
+from moet.checkpoint import Checkpoint, ExpertWeights, LocalSource, dequantize
 from moet.checkpoint.weights import scale_shape
 from tests import generators as g
 from tests.cpu.checkpoint_writer import Tiny, same
 from tests.generators.safetensors_file import write_folder
 from tests.generators.schemes import FORMATS, SCHEMES, Raw
 from tests.generators.truth import Truth
+from tests.generators.writer import Writer
 
 MODELS = {
     "v2": (g.write_deepseek_v2, {}),
@@ -243,6 +247,90 @@ def test_fused_experts(scheme, inter, tmp_path):
     assert checkpoint.expert_bytes(0) * experts == sum(
         t.data.nbytes for name, t in tiny.tensors.items() if ".experts." in name
     )
+
+
+def test_deepseek_v41_names_and_draft_layers_with_fewer_experts(tmp_path):
+    """`layers.N.ffn.experts.E.w1` and `mtp.K.`, whose layers count on from num_hidden_layers; vision and
+    engram are dense."""
+    w, names = Writer(0, 64), ("w1", "w3", "w2")
+    for layer, prefix, experts in ((0, "layers.0", 4), (1, "layers.1", 4), (2, "mtp.0", 2), (3, "mtp.1", 2)):
+        w.experts(layer, f"{prefix}.ffn.experts", experts, 96, "mxfp4_v4", names)
+        w.plain(f"{prefix}.ffn.gate.weight", w.normal(experts, 64))
+        w.mlp(f"{prefix}.ffn.shared_experts", 96, names, scheme="fp8_block32_e8m0")
+    for name in (
+        "embed.weight",
+        "head.weight",
+        "norm.weight",
+        "vision.norm.weight",
+        "aligner.w1.weight",
+        "image_start",
+        "layers.1.engram.q_weight",
+        "mtp.1.markov_head.embed.weight",
+    ):
+        w.plain(name, w.normal(4, 64))
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "n_routed_experts": 4,
+        "dspark_n_routed_experts": 2,
+        "moe_intermediate_size": 96,
+        "num_experts_per_tok": 2,
+        "num_nextn_predict_layers": 2,
+        "swiglu_limit": 10.0,
+        "hidden_act": "silu",
+    }
+    truth = w.save(tmp_path, {"architectures": ["DeepseekV41ForCausalLM"], "text_config": text})
+    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint.check()
+    check_experts(checkpoint, truth)
+    assert [(x.index, x.experts, x.mtp) for x in checkpoint.spec.layers] == [
+        (0, 4, False),
+        (1, 4, False),
+        (2, 2, True),
+        (3, 2, True),
+    ]
+    dense = {name for shard in checkpoint.shards for name in checkpoint.dense_names(shard)}
+    assert dense == {name for name in w.tensors if ".experts." not in name}
+
+
+def test_threads_share_a_checkpoint(tmp_path):
+    truth = Tiny(("nvfp4_modelopt", "bf16"), experts=8).save(tmp_path, shards=2)
+    checkpoint = Checkpoint.open(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        experts = list(pool.map(lambda n: checkpoint.expert(n % 2, n // 2 % 8), range(64)))
+    for expert in experts:
+        same(dequantize(expert.up), truth.experts[expert.layer, expert.expert].up)
+
+
+def test_release_closes_the_file_and_tells_the_source(tmp_path):
+    Tiny().save(tmp_path, shards=2)
+    told = []
+
+    class Source(LocalSource):
+        def release(self, shard: str) -> None:
+            told.append(shard)
+            (tmp_path / shard).unlink()
+
+    checkpoint = Checkpoint.open(Source(tmp_path))
+    first = checkpoint.expert(0, 0)
+    descriptors = {
+        os.readlink(f"/proc/self/fd/{n}")
+        for n in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{n}")
+    }
+    assert any(str(tmp_path) in d for d in descriptors)
+    for shard in checkpoint.shards:
+        checkpoint.release(shard)
+    assert told == list(checkpoint.shards)
+    open_files = [
+        os.readlink(f"/proc/self/fd/{n}")
+        for n in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{n}")
+    ]
+    assert not [d for d in open_files if str(tmp_path) in d], (
+        "a deleted file keeps its space while it is open"
+    )
+    assert np.isfinite(dequantize(first.gate)).all()
 
 
 def test_expert_by_number(tmp_path):
