@@ -77,4 +77,4 @@ def main(trained: Path, demo: Path, work: Path) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent.parent
-    main(Path(sys.argv[1]), here, Path(sys.argv[2]) if len(sys.argv) > 2 else here.parent / ".demo")
+    main(Path(sys.argv[1]), here, Path(sys.argv[2]) if len(sys.argv) > 2 else here / ".work")

@@ -29,7 +29,7 @@ DEMO = Path(__file__).resolve().parent.parent
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--work", type=Path, default=DEMO.parent / ".demo", help="packages, token files, checkpoints"
+        "--work", type=Path, default=DEMO / ".work", help="packages, token files, checkpoints"
     )
     parser.add_argument(
         "--out", type=Path, default=None, help="folder of the trained BF16 checkpoint (WORK/trained)"
