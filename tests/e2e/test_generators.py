@@ -73,15 +73,18 @@ def test_transformers_knows_every_name(write, tmp_path) -> None:
         (g.write_qwen3_moe, {"scheme": "fp8_block"}),
         (g.write_qwen3_moe, {"scheme": "fp8_block_bf16"}),
         (g.write_minimax_m2, {}),
-        (g.write_deepseek_v3, {"scheme": "fp8_block", "mtp": 0}),
+        (g.write_deepseek_v3, {"scheme": "fp8_block", "mtp": 0, "qk_rope_head_dim": 128}),
     ],
     ids=lambda v: (
         getattr(v, "__name__", None) or "-".join(v.values().__str__().strip("dict_values([])").split())
     ),
 )
 def test_transformers_dequantizes_to_the_same_values(write, options, tmp_path) -> None:
-    """transformers' own dequantization of the written file, in BF16, equals the truth rounded to BF16."""
+    """transformers' own dequantization of the written file, in BF16, equals the truth rounded to BF16. (It does not read partial
+    blocks, so the rotary part is 128 wide here: 512 + 128 rows are 5 whole blocks.)"""
     truth = write(tmp_path, **options)
+    if truth.config["quantization_config"]["quant_method"] == "fp8":
+        pytest.importorskip("accelerate", reason="transformers reads FP8 with accelerate (requirements/exporters.lock)")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, attn_implementation="eager", **_dequantize(truth.config)
     )
