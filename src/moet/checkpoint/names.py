@@ -170,7 +170,8 @@ def check_complete(names: LayerNames) -> None:
                 like = example[missing[0]]
                 raise CheckpointError(
                     f"{where}: expected tensor {names.counterpart(like, expert, matrix)} for its "
-                    f"{missing[0]} (there is {like}), found none. The checkpoint is incomplete: download it again."
+                    f"{missing[0]} (there is {like}), found none. "
+                    "The checkpoint is incomplete: download it again."
                 )
             surplus = names.parts[expert, matrix][sorted(roles - common)[0]]
             raise CheckpointError(
