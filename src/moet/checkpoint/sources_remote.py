@@ -194,6 +194,7 @@ class HubSource:
             if not name.endswith(
                 (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack")
             ) and not name.startswith("."):
+                self.waiting(f"downloading {name}")
                 self._get(name)
 
     def fetch(self, shard: str) -> Path:
@@ -201,6 +202,7 @@ class HubSource:
             raise CheckpointError(
                 f"{self.repo} at {self.commit}: expected the file {shard}, as the index names it, found none"
             )
+        self.waiting(f"downloading {shard}")
         path = self._ahead.pop(shard).result() if shard in self._ahead else self._get(shard)
         if problem := shard_state(path):
             raise CheckpointError(f"{path}: expected a complete shard of {self.repo}, but {problem}")
@@ -226,7 +228,6 @@ class HubSource:
             (self.root / shard).unlink(missing_ok=True)
 
     def _get(self, name: str) -> Path:
-        self.waiting(f"downloading {name}")
         place = {"local_dir": self.store / "files"} if self.store else {}
         return Path(
             self._ask(
