@@ -1,6 +1,7 @@
 """Hit rates of cache policies on synthetic routing traces: what docs/decisions/001-cache-policy.md rests on.
 
-A trace is a list of (distinct rows of one layer, is a prefill). All policies get the same slots. Belady's is the bound that knows the future.
+A trace is a list of (distinct rows of one layer, is a prefill). All policies get the same slots. Belady's is
+the bound that knows the future.
 Usage: python benchmarks/cache_policies.py [--json OUT] [--steps N]
 """
 
@@ -26,8 +27,9 @@ def popularity(rng: np.random.Generator, exponent: float) -> np.ndarray:
 
 
 def trace(kind: str, steps: int, seed: int = 0) -> Trace:
-    """zipf: popularity never changes. shift: it changes every 500 steps. topics: every 300 steps a new request of one of 6 topics, whose experts are
-    far more skewed than the average, begins with a prefill that touches most experts. batch: as topics, four requests at a time."""
+    """zipf: popularity never changes. shift: it changes every 500 steps. topics: every 300 steps a new
+    request of one of 6 topics, whose experts are far more skewed than the average, begins with a prefill that
+    touches most experts. batch: as topics, four requests at a time."""
     rng = np.random.default_rng(seed)
     base = popularity(rng, {"zipf": 1.0, "shift": 1.0}.get(kind, 0.4))
     topics = [popularity(rng, 1.2) for _ in range(6)]
@@ -64,7 +66,8 @@ def lru(events: Trace, slots: int) -> Iterator[tuple[int, int]]:
 
 
 def lfu(events: Trace, slots: int, age_every: int | None, bypass: bool) -> Iterator[tuple[int, int]]:
-    """Heat halves every `age_every` touches. Each miss takes the coldest slot that its layer does not use; with `bypass`, a row that is colder than all
+    """Heat halves every `age_every` touches. Each miss takes the coldest slot that its layer does not use;
+    with `bypass`, a row that is colder than all
     that is held takes none (an ideal: such a row needs no memory while it is read and used)."""
     heat, held, touches = np.zeros(ROWS, np.int64), np.zeros(ROWS, bool), 0
     for rows, scan in events:
@@ -140,7 +143,9 @@ def policies(slots: int) -> dict[str, Callable[[Trace], Iterator[tuple[int, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1500, help="decode steps of a trace")
     parser.add_argument("--json", help="also write the table there")
     args = parser.parse_args()
@@ -158,7 +163,17 @@ def main() -> None:
         print(f"{name:28s}" + "".join(f"{row[c]:12.1f}" for c in columns))
     if args.json:
         with open(args.json, "w") as f:
-            json.dump({"layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K, "steps": args.steps, "hit_rate_percent": table}, f, indent=1)
+            json.dump(
+                {
+                    "layers": LAYERS,
+                    "experts": EXPERTS,
+                    "top_k": TOP_K,
+                    "steps": args.steps,
+                    "hit_rate_percent": table,
+                },
+                f,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

@@ -33,12 +33,14 @@ void copy_text(const std::string& text, char* out, size_t size) {
 
 }  // namespace
 
-MOET_API int moet_pager_open(const CLayer* layers, int32_t count, const COptions* o, void** handle, char* err, size_t err_len) {
+MOET_API int moet_pager_open(const CLayer* layers, int32_t count, const COptions* o, void** handle, char* err,
+                             size_t err_len) {
   return moet::guarded(err, err_len, [&] {
     std::vector<moet::LayerSource> sources;
     for (int32_t i = 0; i < count; ++i) {
       const CLayer& l = layers[i];
-      sources.push_back({l.path ? l.path : "", l.data_offset, l.experts, {l.format, l.hidden, l.inter, l.biased}, l.index});
+      sources.push_back(
+          {l.path ? l.path : "", l.data_offset, l.experts, {l.format, l.hidden, l.inter, l.biased}, l.index});
     }
     moet::PagerOptions options;
     options.rank = o->rank;
@@ -58,16 +60,20 @@ MOET_API int moet_pager_open(const CLayer* layers, int32_t count, const COptions
 
 MOET_API void moet_pager_close(void* handle) { delete static_cast<moet::Pager*>(handle); }
 
-MOET_API int moet_pager_begin(void* handle, int32_t layer, const int32_t* experts, int32_t count, int32_t scan, char* err, size_t err_len) {
+MOET_API int moet_pager_begin(void* handle, int32_t layer, const int32_t* experts, int32_t count, int32_t scan,
+                              char* err, size_t err_len) {
   return moet::guarded(err, err_len, [&] { store(handle).begin(layer, experts, count, scan != 0); });
 }
 
 // experts[cap], views[3 * cap]; *given may be 0: the layer is complete.
-MOET_API int moet_pager_take(void* handle, int32_t* experts, const uint8_t** views, int32_t cap, int32_t* given, char* err, size_t err_len) {
+MOET_API int moet_pager_take(void* handle, int32_t* experts, const uint8_t** views, int32_t cap, int32_t* given,
+                             char* err, size_t err_len) {
   return moet::guarded(err, err_len, [&] {
     std::vector<moet::ReadyRow> rows;
     *given = store(handle).take(rows);
-    if (*given > cap) throw std::runtime_error("take: expected room for " + std::to_string(*given) + " rows, found " + std::to_string(cap));
+    if (*given > cap)
+      throw std::runtime_error("take: expected room for " + std::to_string(*given) + " rows, found " +
+                               std::to_string(cap));
     for (int32_t i = 0; i < *given; ++i) {
       experts[i] = rows[i].expert;
       views[3 * i] = rows[i].view.w13;
@@ -82,7 +88,8 @@ MOET_API int moet_pager_end(void* handle, char* err, size_t err_len) {
 }
 
 // row: all row_bytes of the layer's geometry.
-MOET_API int moet_pager_put(void* handle, int32_t layer, int32_t expert, const uint8_t* row, char* err, size_t err_len) {
+MOET_API int moet_pager_put(void* handle, int32_t layer, int32_t expert, const uint8_t* row, char* err,
+                            size_t err_len) {
   return moet::guarded(err, err_len, [&] { store(handle).put(layer, expert, row); });
 }
 
@@ -102,7 +109,8 @@ MOET_API int moet_pager_heat_set(void* handle, const uint32_t* values, char* err
 MOET_API int moet_pager_counters(void* handle, uint64_t* out, int32_t words, char* err, size_t err_len) {
   return moet::guarded(err, err_len, [&] {
     const moet::Counters::Word* from = &store(handle).counters().magic;
-    for (int32_t i = 0; i < words && i < static_cast<int32_t>(sizeof(moet::Counters) / 8); ++i) out[i] = from[i].load(std::memory_order_relaxed);
+    for (int32_t i = 0; i < words && i < static_cast<int32_t>(sizeof(moet::Counters) / 8); ++i)
+      out[i] = from[i].load(std::memory_order_relaxed);
   });
 }
 
@@ -134,7 +142,8 @@ MOET_API int moet_pager_plan(void* handle, int32_t* out, int32_t cap, int32_t* c
 }
 
 // For tests: the slot of a row (-1: none) and the state of that slot.
-MOET_API int moet_pager_slot(void* handle, int32_t layer, int32_t expert, int32_t* slot, int32_t* state, char* err, size_t err_len) {
+MOET_API int moet_pager_slot(void* handle, int32_t layer, int32_t expert, int32_t* slot, int32_t* state, char* err,
+                             size_t err_len) {
   return moet::guarded(err, err_len, [&] {
     *slot = store(handle).slot_of(layer, expert);
     *state = *slot < 0 ? 0 : static_cast<int32_t>(store(handle).state(*slot));
@@ -142,6 +151,7 @@ MOET_API int moet_pager_slot(void* handle, int32_t layer, int32_t expert, int32_
 }
 
 // For tests: the next `times` preads of a row go wrong (moet::Fault::Kind).
-MOET_API int moet_pager_inject(void* handle, int32_t layer, int32_t expert, int32_t kind, int64_t value, int64_t times, char* err, size_t err_len) {
+MOET_API int moet_pager_inject(void* handle, int32_t layer, int32_t expert, int32_t kind, int64_t value, int64_t times,
+                               char* err, size_t err_len) {
   return moet::guarded(err, err_len, [&] { store(handle).inject(layer, expert, kind, value, times); });
 }

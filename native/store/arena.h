@@ -12,7 +12,8 @@ inline constexpr int64_t kPage = 4096;   // alignment of O_DIRECT reads and of s
 
 struct Piece { int64_t row_offset, bytes, slot_offset; };   // a contiguous read: multiples of kPage
 
-// A layer's rows as this rank keeps them: the slice's three segments, each widened to whole pages, neighbours merged into one read.
+// A layer's rows as this rank keeps them: the slice's three segments, each widened to whole pages, neighbours merged
+// into one read.
 struct SlotLayout {
   RowGeometry geometry;
   RowSlice slice;
@@ -35,12 +36,14 @@ struct SlotClass {
   std::vector<int> layers;
 };
 
-// Cuts the budget. Every class gets its minimum (all rows if resident, else kMinSlots), then a share in proportion to the bytes of its rows; what
-// rounding leaves is given out slot by slot, most starved class first. Throws std::runtime_error with the minimum in bytes if it does not fit.
-std::vector<SlotClass> make_classes(const std::vector<LayerSource>& layers, const std::vector<SlotLayout>& layouts, int64_t budget_bytes);
+// Cuts the budget. Every class gets its minimum (all rows if resident, else kMinSlots), then a share in proportion to
+// the bytes of its rows; what rounding leaves is given out slot by slot, most starved class first. Throws
+// std::runtime_error with the minimum in bytes if it does not fit.
+std::vector<SlotClass> make_classes(const std::vector<LayerSource>& layers, const std::vector<SlotLayout>& layouts,
+                                    int64_t budget_bytes);
 
-// One anonymous mapping, aligned to 2 MiB, transparent huge pages asked for, not inherited by fork (a child's copy-on-write would take pages away
-// from under an O_DIRECT read).
+// One anonymous mapping, aligned to 2 MiB, transparent huge pages asked for, not inherited by fork (a child's
+// copy-on-write would take pages away from under an O_DIRECT read).
 class Arena {
  public:
   explicit Arena(int64_t bytes);   // throws std::runtime_error naming the size and errno

@@ -5,8 +5,15 @@
 namespace moet {
 
 Bookkeeping::Bookkeeping(int64_t rows, const Policy& policy)
-    : policy_(policy), slot_of_(rows, -1), row_of_(policy.slots, -1), heat_(rows, 0), links_(policy.slots), version_(policy.slots, 0),
-      pinned_(policy.slots, 0), used_(policy.slots, 0), last_step_(policy.slots, -1) {
+    : policy_(policy),
+      slot_of_(rows, -1),
+      row_of_(policy.slots, -1),
+      heat_(rows, 0),
+      links_(policy.slots),
+      version_(policy.slots, 0),
+      pinned_(policy.slots, 0),
+      used_(policy.slots, 0),
+      last_step_(policy.slots, -1) {
   const int32_t working = policy.slots - policy.staging;
   for (int32_t s = 0; s < working; ++s) free_.push(s);
   for (int32_t s = working; s < policy.slots; ++s) link_newest(s);

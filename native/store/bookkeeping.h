@@ -1,5 +1,6 @@
 // Which row is in which slot: the cache policy of one slot class, with no I/O, no clock and no thread in it.
-// moet/cache/reference.py is the specification in plain Python; a test runs both on the same traces. docs/pager.md explains the rules.
+// moet/cache/reference.py is the specification in plain Python; a test runs both on the same traces. docs/pager.md
+// explains the rules.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -15,11 +16,13 @@ struct Policy {
   int64_t age_every = 0;    // touches
 };
 
-inline constexpr uint32_t kHeatUnit = 16;          // heat of one touch: leaves four halvings before a single touch is forgotten
+inline constexpr uint32_t kHeatUnit =
+    16;   // heat of one touch: leaves four halvings before a single touch is forgotten
 inline constexpr uint32_t kHeatMax = 1u << 30;
 inline constexpr uint32_t kDefaultHysteresis = kHeatUnit;
 inline constexpr int64_t kAgeTouchesPerRow = 4;    // default age_every = this * rows of the class
-inline constexpr int32_t kMinSlots = 4;            // two for the working set, two in staging: one is read while the other is in use
+inline constexpr int32_t kMinSlots =
+    4;   // two for the working set, two in staging: one is read while the other is in use
 
 inline int32_t default_staging(int32_t slots, int64_t rows) {
   if (slots >= rows) return 0;
@@ -30,7 +33,11 @@ inline int32_t default_staging(int32_t slots, int64_t rows) {
 inline Policy make_policy(int32_t slots, int64_t rows, int32_t staging, int32_t hysteresis, int64_t age_every) {
   Policy p;
   p.slots = slots;
-  p.staging = slots >= rows ? 0 : staging < 0 ? default_staging(slots, rows) : staging < 1 ? 1 : staging >= slots ? slots - 1 : staging;
+  p.staging = slots >= rows      ? 0
+              : staging < 0      ? default_staging(slots, rows)
+              : staging < 1      ? 1
+              : staging >= slots ? slots - 1
+                                 : staging;
   p.hysteresis = hysteresis < 0 ? kDefaultHysteresis : static_cast<uint32_t>(hysteresis);
   p.age_every = age_every < 1 ? kAgeTouchesPerRow * rows : age_every;
   return p;
@@ -49,7 +56,8 @@ class Bookkeeping {
  public:
   Bookkeeping(int64_t rows, const Policy& policy);
 
-  // Plans the rows (distinct) of one layer: hits in the order given, then misses in the order given. Valid until the next call.
+  // Plans the rows (distinct) of one layer: hits in the order given, then misses in the order given. Valid until the
+  // next call.
   const std::vector<Step>& begin(const std::vector<int32_t>& rows, bool scan);
 
   // Gives a free slot of the working set to a row that has none, and returns it; -1 if there is no free one.
@@ -81,8 +89,8 @@ class Bookkeeping {
   void link_oldest(int32_t slot);
   void assign(int32_t row, int32_t slot);
   void join_working_set(int32_t slot);
-  void consider(int32_t row);                  // admits a staged row if it is hotter than the coldest of the working set
-  int32_t coldest();                           // slot of the working set that the layer in flight does not use; -1: none
+  void consider(int32_t row);   // admits a staged row if it is hotter than the coldest of the working set
+  int32_t coldest();            // slot of the working set that the layer in flight does not use; -1: none
   void rebuild_victims();
   bool in_use(int32_t slot) const { return used_[slot] == epoch_; }
 
@@ -92,7 +100,8 @@ class Bookkeeping {
   std::vector<Link> links_;                    // of the staging list, oldest first
   int32_t oldest_ = -1, newest_ = -1;
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> free_;
-  // Victims by (heat, slot). Keys are lower bounds: heat only grows between two halvings, and a stale top is pushed again with its present heat.
+  // Victims by (heat, slot). Keys are lower bounds: heat only grows between two halvings, and a stale top is pushed
+  // again with its present heat.
   std::priority_queue<Victim, std::vector<Victim>, std::greater<>> victims_;
   std::vector<Victim> aside_;
   std::vector<uint32_t> version_;              // of a slot in the working set; an entry with an older one is void

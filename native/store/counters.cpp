@@ -19,14 +19,16 @@ CounterBlock::CounterBlock(const std::string& path) {
     const int error = errno;
     if (fd >= 0) close(fd);
     if (!path.empty()) unlink(temporary.c_str());
-    throw std::runtime_error("counters file " + path + ": " + what + ": " + std::strerror(error) + ". Expected a folder that can be written");
+    throw std::runtime_error("counters file " + path + ": " + what + ": " + std::strerror(error) +
+                             ". Expected a folder that can be written");
   };
   if (!path.empty()) {
     fd = open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0) fail("open");
     if (ftruncate(fd, sizeof(Counters)) != 0) fail("ftruncate");
   }
-  void* memory = mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE, fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
+  void* memory = mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE,
+                      fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
   if (memory == MAP_FAILED) fail("mmap");
   counters_ = static_cast<Counters*>(memory);   // fresh pages are zero, and so is every counter
   set(counters_->words, sizeof(Counters) / 8 - 2);

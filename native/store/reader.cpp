@@ -8,17 +8,25 @@
 
 namespace moet {
 
-Reader::Reader(const std::vector<LayerSource>& layers, const std::vector<SlotLayout>& layouts, int32_t slots, const ReaderOptions& options,
-               Counters& counters)
-    : layers_(layers), layouts_(layouts), options_(options), counters_(counters), chunks_(layers.size()), files_(layers.size()),
-      state_(new std::atomic<SlotState>[static_cast<size_t>(slots)]), work_(static_cast<size_t>(slots)) {
+Reader::Reader(const std::vector<LayerSource>& layers, const std::vector<SlotLayout>& layouts, int32_t slots,
+               const ReaderOptions& options, Counters& counters)
+    : layers_(layers),
+      layouts_(layouts),
+      options_(options),
+      counters_(counters),
+      chunks_(layers.size()),
+      files_(layers.size()),
+      state_(new std::atomic<SlotState>[static_cast<size_t>(slots)]),
+      work_(static_cast<size_t>(slots)) {
   for (int32_t s = 0; s < slots; ++s) state_[s].store(SlotState::kEmpty, std::memory_order_relaxed);
   std::map<std::string, std::shared_ptr<RowFile>> open;
   for (size_t i = 0; i < layers.size(); ++i) {
     const LayerSource& layer = layers[i];
     if (layer.path.empty()) continue;
     if (layer.data_offset % kPage)
-      throw std::runtime_error("row file " + layer.path + ": expected rows to start at a multiple of 4096, found offset " + std::to_string(layer.data_offset));
+      throw std::runtime_error("row file " + layer.path +
+                               ": expected rows to start at a multiple of 4096, found offset " +
+                               std::to_string(layer.data_offset));
     const int64_t end = layer.data_offset + layer.experts * layer.geometry.row_bytes();
     auto& file = open[layer.path];
     if (!file) {
@@ -28,7 +36,8 @@ Reader::Reader(const std::vector<LayerSource>& layers, const std::vector<SlotLay
     files_[i] = file;
     for (const Piece& piece : layouts[i].pieces)
       for (int64_t done = 0; done < piece.bytes; done += options.chunk_bytes)
-        chunks_[i].push_back({piece.row_offset + done, std::min(options.chunk_bytes, piece.bytes - done), piece.slot_offset + done});
+        chunks_[i].push_back(
+            {piece.row_offset + done, std::min(options.chunk_bytes, piece.bytes - done), piece.slot_offset + done});
   }
   if (open.empty()) return;
   set(counters.io_threads, static_cast<uint64_t>(options.threads));
@@ -82,7 +91,8 @@ void Reader::settle(int32_t slot) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (state(slot) != SlotState::kFilling) return;
   if (work_[slot].next == 0) {
-    for (auto* queue : {&queue_, &background_}) queue->erase(std::remove(queue->begin(), queue->end(), slot), queue->end());
+    for (auto* queue : {&queue_, &background_})
+      queue->erase(std::remove(queue->begin(), queue->end(), slot), queue->end());
     set_state(slot, SlotState::kEmpty);
     return;
   }
@@ -91,7 +101,8 @@ void Reader::settle(int32_t slot) {
 
 void Reader::set_state(int32_t slot, SlotState next) {
   const SlotState before = state_[slot].exchange(next, std::memory_order_acq_rel);
-  if (before == SlotState::kValid && next != SlotState::kValid) counters_.slots_valid.fetch_sub(1, std::memory_order_relaxed);
+  if (before == SlotState::kValid && next != SlotState::kValid)
+    counters_.slots_valid.fetch_sub(1, std::memory_order_relaxed);
   if (before != SlotState::kValid && next == SlotState::kValid) add(counters_.slots_valid);
 }
 
@@ -118,7 +129,8 @@ std::shared_ptr<Fault> Reader::fault_of(const ReadJob& job) {
 }
 
 std::string Reader::name(const ReadJob& job) const {
-  return "row file " + layers_[job.layer].path + ": layer " + std::to_string(layers_[job.layer].index) + ", expert " + std::to_string(job.expert);
+  return "row file " + layers_[job.layer].path + ": layer " + std::to_string(layers_[job.layer].index) + ", expert " +
+         std::to_string(job.expert);
 }
 
 void Reader::run() {
@@ -150,15 +162,18 @@ void Reader::run() {
 
 bool Reader::read_chunk(const ReadJob& job, const Chunk& chunk, std::string& error) {
   const RowFile& file = *files_[job.layer];
-  const int64_t offset = layers_[job.layer].data_offset + job.expert * layouts_[job.layer].geometry.row_bytes() + chunk.row_offset;
+  const int64_t offset =
+      layers_[job.layer].data_offset + job.expert * layouts_[job.layer].geometry.row_bytes() + chunk.row_offset;
   uint8_t* to = job.to + chunk.slot_offset;
   const ReadResult result = file.read(to, offset, chunk.bytes, fault_of(job).get());
   add(counters_.reads, static_cast<uint64_t>(result.preads));
   if (result.short_reads) add(counters_.short_reads, static_cast<uint64_t>(result.short_reads));
   if (result.error) {
     add(counters_.io_errors);
-    error = name(job) + ": expected " + std::to_string(chunk.bytes) + " bytes at " + std::to_string(offset) + ", found: " +
-            (result.error == kEndOfFile ? std::string("end of file") : "errno " + std::to_string(result.error) + ", " + std::strerror(result.error));
+    error = name(job) + ": expected " + std::to_string(chunk.bytes) + " bytes at " + std::to_string(offset) +
+            ", found: " +
+            (result.error == kEndOfFile ? std::string("end of file")
+                                        : "errno " + std::to_string(result.error) + ", " + std::strerror(result.error));
     return false;
   }
   add(file.direct() ? counters_.bytes_direct : counters_.bytes_buffered, static_cast<uint64_t>(chunk.bytes));
@@ -183,7 +198,8 @@ void Reader::finish(std::unique_lock<std::mutex>& lock, Work& work) {
   if (work.error.empty()) {
     add(file.direct() ? counters_.rows_direct : counters_.rows_buffered);
     if (work.background) add(counters_.rows_preheated);
-    const auto us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - work.began).count();
+    const auto us =
+        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - work.began).count();
     int bucket = 0;
     while (bucket + 1 < kLatencyBuckets && us >> (bucket + 1)) ++bucket;
     add(counters_.latency[bucket]);

@@ -34,12 +34,14 @@ struct ReaderOptions {
 
 class Reader {
  public:
-  Reader(const std::vector<LayerSource>& layers, const std::vector<SlotLayout>& layouts, int32_t slots, const ReaderOptions& options, Counters& counters);
+  Reader(const std::vector<LayerSource>& layers, const std::vector<SlotLayout>& layouts, int32_t slots,
+         const ReaderOptions& options, Counters& counters);
   ~Reader();   // waits for the preads that run; rows still queued are dropped
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
-  // Queues rows under one lock; their slots are kFilling from here on, and must not be kFilling before. `background`: after all others.
+  // Queues rows under one lock; their slots are kFilling from here on, and must not be kFilling before. `background`:
+  // after all others.
   void post(const std::vector<ReadJob>& jobs, bool background);
   // Moves a row that waits in the background queue before the others there.
   void hurry(int32_t slot);

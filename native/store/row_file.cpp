@@ -14,7 +14,8 @@
 namespace moet {
 namespace {
 
-// The kernel says whether it can read this file past the page cache only when asked to: opening succeeds on file systems whose reads then fail.
+// The kernel says whether it can read this file past the page cache only when asked to: opening succeeds on file
+// systems whose reads then fail.
 std::string probe(int fd, int64_t offset) {
   std::unique_ptr<void, decltype(&std::free)> page(std::aligned_alloc(kPage, kPage), &std::free);
   ssize_t n;
@@ -31,7 +32,8 @@ ssize_t faulty_pread(int fd, uint8_t* to, int64_t bytes, int64_t offset, Fault* 
   }
   if (fault->kind == Fault::kDelay) usleep(static_cast<useconds_t>(fault->value));
   ssize_t n = pread(fd, to, static_cast<size_t>(bytes), offset);
-  if (fault->kind == Fault::kShort && n > fault->value) {   // a device that stopped early: what it did not deliver is not there
+  if (fault->kind == Fault::kShort &&
+      n > fault->value) {   // a device that stopped early: what it did not deliver is not there
     std::memset(to + fault->value, 0xee, static_cast<size_t>(n - fault->value));
     n = fault->value;
   }
@@ -62,7 +64,8 @@ RowFile::RowFile(const std::string& path, bool direct, int64_t probe_offset, int
   struct stat status;
   if (fstat(fd_, &status) != 0) fail(std::strerror(errno));
   if (status.st_size < end)
-    fail("expected at least " + std::to_string(end) + " bytes, found " + std::to_string(status.st_size) + ". The file is cut off: verify the pack");
+    fail("expected at least " + std::to_string(end) + " bytes, found " + std::to_string(status.st_size) +
+         ". The file is cut off: verify the pack");
 }
 
 RowFile::~RowFile() {

@@ -10,7 +10,8 @@ namespace moet {
 struct Fault {
   enum Kind : int32_t { kErrno = 0, kShort = 1, kDelay = 2, kCorrupt = 3 };
   int32_t kind = kErrno;
-  int64_t value = 0;   // errno; largest pread in bytes; microseconds before each pread; offset in the piece whose byte is flipped
+  int64_t value =
+      0;   // errno; largest pread in bytes; microseconds before each pread; offset in the piece whose byte is flipped
   std::atomic<int64_t> times{0};   // preads it applies to
 };
 
@@ -22,13 +23,15 @@ inline constexpr int kEndOfFile = -1;
 
 class RowFile {
  public:
-  // Throws std::runtime_error naming the path if it does not open or is shorter than `end` bytes. `probe_offset`: a page that can be read.
+  // Throws std::runtime_error naming the path if it does not open or is shorter than `end` bytes. `probe_offset`: a
+  // page that can be read.
   RowFile(const std::string& path, bool direct, int64_t probe_offset, int64_t end);
   ~RowFile();
   RowFile(const RowFile&) = delete;
   RowFile& operator=(const RowFile&) = delete;
 
-  // Reads [offset, offset + bytes), all three multiples of 4096, into `to`. Continues short reads and EINTR. `fault`: may be null.
+  // Reads [offset, offset + bytes), all three multiples of 4096, into `to`. Continues short reads and EINTR. `fault`:
+  // may be null.
   ReadResult read(uint8_t* to, int64_t offset, int64_t bytes, Fault* fault) const;
   // Buffered files: lets the page cache go, so that rows are in memory once.
   void forget(int64_t offset, int64_t bytes) const;

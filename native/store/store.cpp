@@ -10,12 +10,18 @@
 namespace moet {
 
 Store::Store(const std::vector<LayerSource>& layers, const PagerOptions& options)
-    : layers_(layers), options_(options), class_of_(layers.size()), first_row_(layers.size()), counters_(options.counters_path), arena_([&] {
+    : layers_(layers),
+      options_(options),
+      class_of_(layers.size()),
+      first_row_(layers.size()),
+      counters_(options.counters_path),
+      arena_([&] {
         if (options.world < 1 || options.rank < 0 || options.rank >= options.world)
-          throw std::runtime_error("pager: expected 0 <= rank < world, found rank " + std::to_string(options.rank) + " of " + std::to_string(options.world));
+          throw std::runtime_error("pager: expected 0 <= rank < world, found rank " + std::to_string(options.rank) +
+                                   " of " + std::to_string(options.world));
         if (options.io_threads < 1 || options.chunk_bytes < kPage || options.chunk_bytes % kPage)
-          throw std::runtime_error("pager: expected io_threads >= 1 and chunk_bytes a multiple of 4096, found " + std::to_string(options.io_threads) +
-                                   " and " + std::to_string(options.chunk_bytes));
+          throw std::runtime_error("pager: expected io_threads >= 1 and chunk_bytes a multiple of 4096, found " +
+                                   std::to_string(options.io_threads) + " and " + std::to_string(options.chunk_bytes));
         for (size_t i = 0; i < layers.size(); ++i) {
           if (layers_[i].index < 0) layers_[i].index = static_cast<int32_t>(i);
           layouts_.emplace_back(layers[i].geometry, options.rank, options.world);
@@ -46,22 +52,25 @@ Store::Store(const std::vector<LayerSource>& layers, const PagerOptions& options
   counted_admitted_.resize(classes_.size());
   set(counters_->arena_bytes, static_cast<uint64_t>(arena_.bytes()));
   set(counters_->arena_slots, static_cast<uint64_t>(slots));
-  reader_ = std::make_unique<Reader>(layers_, layouts_, slots,
-                                     ReaderOptions{options.io_threads, options.direct_io != 0, options.verify != 0, options.chunk_bytes}, *counters_);
+  reader_ = std::make_unique<Reader>(
+      layers_, layouts_, slots,
+      ReaderOptions{options.io_threads, options.direct_io != 0, options.verify != 0, options.chunk_bytes}, *counters_);
   for (size_t i = 0; i < layers_.size() && warning_.empty() && options.direct_io; ++i)
     if (const RowFile* f = reader_->file(static_cast<int>(i)); f && !f->direct())
-      warning_ = "row file " + f->path() + ": O_DIRECT does not work here (" + f->why_buffered() + "); reading through the page cache";
+      warning_ = "row file " + f->path() + ": O_DIRECT does not work here (" + f->why_buffered() +
+                 "); reading through the page cache";
 }
 
 void Store::check_layer(int layer, const char* what) const {
   if (layer < 0 || layer >= static_cast<int>(layers_.size()))
-    throw std::runtime_error(std::string(what) + ": expected a layer of 0.." + std::to_string(layers_.size()) + " (exclusive), found " + std::to_string(layer));
+    throw std::runtime_error(std::string(what) + ": expected a layer of 0.." + std::to_string(layers_.size()) +
+                             " (exclusive), found " + std::to_string(layer));
 }
 
 void Store::check_expert(int layer, int expert) const {
   if (expert < 0 || expert >= layers_[layer].experts)
-    throw std::runtime_error("layer " + std::to_string(layers_[layer].index) + ": expected an expert of 0.." + std::to_string(layers_[layer].experts) +
-                             " (exclusive), found " + std::to_string(expert));
+    throw std::runtime_error("layer " + std::to_string(layers_[layer].index) + ": expected an expert of 0.." +
+                             std::to_string(layers_[layer].experts) + " (exclusive), found " + std::to_string(expert));
 }
 
 uint8_t* Store::memory(int32_t slot) const {
@@ -72,18 +81,23 @@ uint8_t* Store::memory(int32_t slot) const {
 
 void Store::begin(int layer, const int32_t* experts, int count, bool scan) {
   check_layer(layer, "begin");
-  if (in_flight_ >= 0) throw std::runtime_error("begin: layer " + std::to_string(layers_[in_flight_].index) + " is still in flight; end() it first");
+  if (in_flight_ >= 0)
+    throw std::runtime_error("begin: layer " + std::to_string(layers_[in_flight_].index) +
+                             " is still in flight; end() it first");
   rows_.clear();
   for (int i = 0; i < count; ++i) {
     check_expert(layer, experts[i]);
-    if (i && experts[i] <= experts[i - 1]) throw std::runtime_error("begin: expected distinct experts in ascending order, found " + std::to_string(experts[i]) + " after " + std::to_string(experts[i - 1]));
+    if (i && experts[i] <= experts[i - 1])
+      throw std::runtime_error("begin: expected distinct experts in ascending order, found " +
+                               std::to_string(experts[i]) + " after " + std::to_string(experts[i - 1]));
     rows_.push_back(first_row_[layer] + experts[i]);
   }
   const SlotClass& k = classes_[class_of_[layer]];
   if (k.resident)
     for (int i = 0; i < count; ++i)
       if (reader_->state(k.first_slot + rows_[i]) != SlotState::kValid)
-        throw std::runtime_error("layer " + std::to_string(layers_[layer].index) + ", expert " + std::to_string(experts[i]) + ": expected a row by put(), found none");
+        throw std::runtime_error("layer " + std::to_string(layers_[layer].index) + ", expert " +
+                                 std::to_string(experts[i]) + ": expected a row by put(), found none");
   in_flight_ = layer;
   entries_.clear();
   uint64_t hits = 0;
@@ -158,18 +172,21 @@ int Store::take(std::vector<ReadyRow>& rows) {
   if (!collect()) {
     const auto start = std::chrono::steady_clock::now();
     reader_->wait(collect);
-    const auto us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start).count();
+    const auto us =
+        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start).count();
     add(counters_->wait_us, static_cast<uint64_t>(us));
   }
   if (given) return given;   // a failure behind it is met by the next call
   for (const Entry& e : entries_)
-    if (e.posted && !e.given && reader_->state(e.slot) == SlotState::kFailed) throw std::runtime_error(reader_->failure(e.slot));
+    if (e.posted && !e.given && reader_->state(e.slot) == SlotState::kFailed)
+      throw std::runtime_error(reader_->failure(e.slot));
   throw std::logic_error("take: nothing readable and nothing failed");
 }
 
 void Store::end() {
   if (in_flight_ < 0) return;
-  for (const Entry& e : entries_)   // after a throw: nothing of this layer may still be written when the next one is planned
+  for (const Entry& e :
+       entries_)   // after a throw: nothing of this layer may still be written when the next one is planned
     if (e.posted && !e.given) reader_->settle(e.slot);
   for (const Entry& e : entries_)   // a later wave that never began: the slot is the row's, its bytes are not
     if (!e.posted) reader_->set_state(e.slot, SlotState::kEmpty);
@@ -180,15 +197,19 @@ void Store::put(int layer, int expert, const uint8_t* row) {
   check_layer(layer, "put");
   check_expert(layer, expert);
   const SlotClass& k = classes_[class_of_[layer]];
-  if (!k.resident) throw std::runtime_error("put: layer " + std::to_string(layers_[layer].index) + " reads its rows from " + layers_[layer].path);
+  if (!k.resident)
+    throw std::runtime_error("put: layer " + std::to_string(layers_[layer].index) + " reads its rows from " +
+                             layers_[layer].path);
   const SlotLayout& layout = layouts_[layer];
   const int32_t slot = k.first_slot + first_row_[layer] + expert;
   uint8_t* to = memory(slot);
-  for (const Piece& p : layout.pieces) std::memcpy(to + p.slot_offset, row + p.row_offset, static_cast<size_t>(p.bytes));
+  for (const Piece& p : layout.pieces)
+    std::memcpy(to + p.slot_offset, row + p.row_offset, static_cast<size_t>(p.bytes));
   if (options_.verify)
     if (const std::string bad = verify_slice(layout.geometry, layout.slice, layout.view(to)); !bad.empty()) {
       add(counters_->checksum_failures);
-      throw std::runtime_error("put: layer " + std::to_string(layers_[layer].index) + ", expert " + std::to_string(expert) + ": checksum of " + bad + " does not match");
+      throw std::runtime_error("put: layer " + std::to_string(layers_[layer].index) + ", expert " +
+                               std::to_string(expert) + ": checksum of " + bad + " does not match");
     }
   reader_->set_state(slot, SlotState::kValid);
   add(counters_->rows_put);
@@ -212,10 +233,15 @@ int64_t Store::preheat(int64_t limit, bool wait) {
     if (slot >= 0) jobs.push_back(job(w.layer, w.expert, classes_[class_of_[w.layer]].first_slot + slot));
   }
   // In file order: neighbours in a file become neighbours in the queue.
-  std::sort(jobs.begin(), jobs.end(), [](const ReadJob& a, const ReadJob& b) { return a.layer != b.layer ? a.layer < b.layer : a.expert < b.expert; });
+  std::sort(jobs.begin(), jobs.end(), [](const ReadJob& a, const ReadJob& b) {
+    return a.layer != b.layer ? a.layer < b.layer : a.expert < b.expert;
+  });
   reader_->post(jobs, true);
   if (wait)
-    reader_->wait([&] { return std::none_of(jobs.begin(), jobs.end(), [&](const ReadJob& j) { return reader_->state(j.slot) == SlotState::kFilling; }); });
+    reader_->wait([&] {
+      return std::none_of(jobs.begin(), jobs.end(),
+                          [&](const ReadJob& j) { return reader_->state(j.slot) == SlotState::kFilling; });
+    });
   return static_cast<int64_t>(jobs.size());
 }
 
@@ -228,7 +254,8 @@ void Store::heat(uint32_t* out) const {
 
 void Store::set_heat(const uint32_t* values) {
   for (size_t i = 0; i < layers_.size(); ++i)
-    for (int e = 0; e < layers_[i].experts; ++e) books_[class_of_[i]].heat()[first_row_[i] + e] = std::min(*values++, kHeatMax);
+    for (int e = 0; e < layers_[i].experts; ++e)
+      books_[class_of_[i]].heat()[first_row_[i] + e] = std::min(*values++, kHeatMax);
   for (Bookkeeping& b : books_) b.heat_changed();
 }
 

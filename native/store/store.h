@@ -25,8 +25,9 @@ class Store final : public Pager {
 
   // A whole row of a layer without a file. Threads may put different rows at the same time.
   void put(int layer, int expert, const uint8_t* row);
-  // Reads up to `limit` of the hottest rows (heat above 0; every row of a class that has room for all) into free slots, behind all other
-  // reads. Returns how many; with `wait`, after they landed. Failures are left to the request that needs the row.
+  // Reads up to `limit` of the hottest rows (heat above 0; every row of a class that has room for all) into free slots,
+  // behind all other reads. Returns how many; with `wait`, after they landed. Failures are left to the request that
+  // needs the row.
   int64_t preheat(int64_t limit, bool wait);
   // Heat of all rows, layers in order.
   void heat(uint32_t* out) const;
@@ -37,7 +38,9 @@ class Store final : public Pager {
   std::vector<PlanRow> plan() const;
   int32_t slot_of(int layer, int expert) const;      // among all slots; -1: none
   SlotState state(int32_t slot) const { return reader_->state(slot); }
-  void inject(int layer, int expert, int kind, int64_t value, int64_t times) { reader_->inject(layer, expert, kind, value, times); }
+  void inject(int layer, int expert, int kind, int64_t value, int64_t times) {
+    reader_->inject(layer, expert, kind, value, times);
+  }
   const Counters& counters() const { return *counters_; }
   const Arena& arena() const { return arena_; }
   const std::vector<SlotClass>& classes() const { return classes_; }

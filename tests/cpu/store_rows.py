@@ -1,4 +1,5 @@
-"""Row files for the tests of store and cache: random bytes with the checksums of docs/row-format.md, computed here and not by moet."""
+"""Row files for the tests of store and cache: random bytes with the checksums of docs/row-format.md, computed
+here and not by moet."""
 
 import os
 import struct
@@ -30,8 +31,13 @@ def seal(geometry: RowGeometry, row: np.ndarray) -> None:
     """Writes all checksums of a row."""
     g = geometry
     crcs = [crc32c(row[t * g.w13_tile_bytes : (t + 1) * g.w13_tile_bytes].tobytes()) for t in range(g.tiles)]
-    crcs += [crc32c(row[g.w2_offset + t * g.w2_tile_bytes : g.w2_offset + (t + 1) * g.w2_tile_bytes].tobytes()) for t in range(g.tiles)]
-    row[g.crc_offset : g.crc_offset + 4 * len(crcs)] = np.frombuffer(struct.pack(f"<{len(crcs)}I", *crcs), np.uint8)
+    crcs += [
+        crc32c(row[g.w2_offset + t * g.w2_tile_bytes : g.w2_offset + (t + 1) * g.w2_tile_bytes].tobytes())
+        for t in range(g.tiles)
+    ]
+    row[g.crc_offset : g.crc_offset + 4 * len(crcs)] = np.frombuffer(
+        struct.pack(f"<{len(crcs)}I", *crcs), np.uint8
+    )
     row[-4:] = np.frombuffer(struct.pack("<I", crc32c(row[g.extras_offset : -4].tobytes())), np.uint8)
 
 
@@ -44,7 +50,8 @@ def random_rows(geometry: RowGeometry, experts: int, seed: int = 0) -> np.ndarra
 
 
 class Rows:
-    """Layers of random rows in files of a folder: `rows[layer]` is what the file holds, `sources` what a Pager takes."""
+    """Layers of random rows in files of a folder: `rows[layer]` is what the file holds, `sources` what a
+    Pager takes."""
 
     def __init__(self, folder: Path, geometries: dict[int, RowGeometry], experts: int) -> None:
         self.rows: dict[int, np.ndarray] = {}
@@ -70,7 +77,10 @@ class Rows:
         """Pages a layer in and compares every byte; returns the order in which the rows came."""
         order = []
         for expert, *parts in pager.rows(layer, experts, scan):
-            assert tuple(p.tobytes() for p in parts) == self.parts(layer, expert, pager.rank, pager.world), (layer, expert)
+            assert tuple(p.tobytes() for p in parts) == self.parts(layer, expert, pager.rank, pager.world), (
+                layer,
+                expert,
+            )
             order.append(expert)
         assert sorted(order) == list(experts)
         return order
@@ -80,5 +90,6 @@ ERRNO, SHORT, DELAY, CORRUPT = range(4)
 
 
 def inject(pager: Pager, layer: int, expert: int, kind: int, value: int = 0, times: int = 1) -> None:
-    """The next `times` preads of a row: fail with errno `value`, read at most `value` bytes, start `value` us late, flip a bit of byte `value`."""
+    """The next `times` preads of a row: fail with errno `value`, read at most `value` bytes, start `value` us
+    late, flip a bit of byte `value`."""
     pager._call("inject", pager.position(layer), expert, kind, value, times)

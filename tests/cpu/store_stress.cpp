@@ -1,5 +1,6 @@
-// Eight I/O threads, faults, waves and background reads, with every byte of every row compared. Run under ThreadSanitizer and AddressSanitizer by
-// test_store_stress.py. Usage: store_stress FILE LAYERS EXPERTS HIDDEN INTER SLOTS ROUNDS SEED
+// Eight I/O threads, faults, waves and background reads, with every byte of every row compared. Run under
+// ThreadSanitizer and AddressSanitizer by test_store_stress.py. Usage: store_stress FILE LAYERS EXPERTS HIDDEN INTER
+// SLOTS ROUNDS SEED
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +14,8 @@
 
 int main(int argc, char** argv) {
   if (argc != 9) return 2;
-  const int layers = std::atoi(argv[2]), experts = std::atoi(argv[3]), slots = std::atoi(argv[6]), rounds = std::atoi(argv[7]);
+  const int layers = std::atoi(argv[2]), experts = std::atoi(argv[3]), slots = std::atoi(argv[6]),
+            rounds = std::atoi(argv[7]);
   std::ifstream in(argv[1], std::ios::binary);
   const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
   std::mt19937 rng(std::atoi(argv[8]));
@@ -33,7 +35,10 @@ int main(int argc, char** argv) {
   for (int round = 0; round < rounds; ++round) {
     const int layer = static_cast<int>(rng() % layers);
     if (rng() % 8 == 0) {
-      static const int64_t kinds[4][2] = {{moet::Fault::kErrno, EIO}, {moet::Fault::kShort, 4096}, {moet::Fault::kDelay, 300}, {moet::Fault::kCorrupt, 9}};
+      static const int64_t kinds[4][2] = {{moet::Fault::kErrno, EIO},
+                                          {moet::Fault::kShort, 4096},
+                                          {moet::Fault::kDelay, 300},
+                                          {moet::Fault::kCorrupt, 9}};
       const auto& f = kinds[rng() % 4];
       store.inject(layer, static_cast<int>(rng() % experts), static_cast<int>(f[0]), f[1], 1 + rng() % 3);
     }
@@ -64,7 +69,7 @@ int main(int argc, char** argv) {
     }
     store.end();
   }
-  std::printf("checked %ld failed %ld waves %ld evictions %ld\n", checked, failed, static_cast<long>(store.counters().waves.load()),
-              static_cast<long>(store.counters().evictions.load()));
+  std::printf("checked %ld failed %ld waves %ld evictions %ld\n", checked, failed,
+              static_cast<long>(store.counters().waves.load()), static_cast<long>(store.counters().evictions.load()));
   return 0;
 }

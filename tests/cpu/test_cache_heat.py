@@ -30,7 +30,10 @@ def test_round_trip_into_another_pager(rows, tmp_path):
         rows.check(pager, 7, list(range(16)), scan=True)  # scans leave no heat
         save_heat(path, "f1", "base", pager.heat())
     heat = load_heat(path, "f1", "base", {3: 16, 7: 16})
-    assert heat is not None and {k: np.flatnonzero(v).tolist() for k, v in heat.items()} == {3: [1, 2], 7: [9]}
+    assert heat is not None and {k: np.flatnonzero(v).tolist() for k, v in heat.items()} == {
+        3: [1, 2],
+        7: [9],
+    }
     assert heat[3][1] == 3 * HEAT_UNIT and [p.name for p in path.parent.iterdir()] == ["heat.json"]
     with Pager(rows.sources, budget_bytes=16 * GEOMETRY.row_bytes) as pager:
         pager.set_heat(heat)
@@ -50,7 +53,11 @@ def test_preheat_takes_the_hottest_and_only_free_slots(rows):
         assert pager.preheat(wait=True) == 6
         assert pager.preheat(wait=True) == 0
         counters = pager.counters()
-        assert counters.slots_valid == 12 and counters.evictions == 0 and counters.bytes_read == 12 * GEOMETRY.row_bytes
+        assert (
+            counters.slots_valid == 12
+            and counters.evictions == 0
+            and counters.bytes_read == 12 * GEOMETRY.row_bytes
+        )
         rows.check(pager, 3, [11, 12, 13, 14, 15])
         rows.check(pager, 7, [11, 12, 13, 14, 15])
         assert pager.counters().misses == counters.misses
@@ -110,5 +117,8 @@ def test_no_file_is_a_cold_start_and_a_torn_one_a_warning(tmp_path):
 
 
 def test_heat_of_other_shapes_is_refused(rows):
-    with Pager(rows.sources) as pager, pytest.raises(StoreError, match="heat of layer 7: expected 16 values, found none"):
+    with (
+        Pager(rows.sources) as pager,
+        pytest.raises(StoreError, match="heat of layer 7: expected 16 values, found none"),
+    ):
         pager.set_heat({3: np.zeros(16, np.uint32)})

@@ -1,4 +1,5 @@
-"""The pager: every byte right whatever the arena held, nothing read twice without need, waves, classes, put, budget."""
+"""The pager: every byte right whatever the arena held, nothing read twice without need, waves, classes, put,
+budget."""
 
 import ctypes
 import mmap
@@ -17,8 +18,8 @@ from moet.errors import ConfigError, StoreError
 from moet.layout import FORMATS, RowGeometry
 from moet.store import Pager, RowSource
 
-SMALL = RowGeometry("sym2", 64, 96, False)   # rows of 8192 bytes
-LARGE = RowGeometry("bf16", 64, 96, False)   # rows of 40960 bytes
+SMALL = RowGeometry("sym2", 64, 96, False)  # rows of 8192 bytes
+LARGE = RowGeometry("bf16", 64, 96, False)  # rows of 40960 bytes
 
 
 @pytest.fixture
@@ -37,7 +38,9 @@ def test_every_rank_gets_its_slice(tmp_path, format, direct):
     rows = Rows(tmp_path, {0: geometry}, 3)
     for world in (1, 2, 3, 5):
         for rank in range(world):
-            with Pager(rows.sources, rank=rank, world=world, io_threads=2, direct_io=direct, chunk_bytes=8192) as pager:
+            with Pager(
+                rows.sources, rank=rank, world=world, io_threads=2, direct_io=direct, chunk_bytes=8192
+            ) as pager:
                 rows.check(pager, 0, [0, 1, 2])
                 counters, slot = pager.counters(), pager.classes()[0].slot_bytes
                 assert counters.bytes_read == 3 * slot == counters.arena_bytes
@@ -73,7 +76,9 @@ def test_hits_read_nothing_and_come_first(small):
 
 
 def test_the_kernel_counts_the_same_reads(small):
-    """Bytes read from the device by this process (/proc/self/io), against the pager's own count. Rows are not mapped."""
+    """Bytes read from the device by this process (/proc/self/io), against the pager's own count. Rows are not
+    mapped."""
+
     def device_bytes() -> int:
         return int(re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.M)[1])
 
@@ -110,9 +115,16 @@ def test_slots_are_those_of_the_specification(small):
         for step in range(300):
             layer, scan = int(rng.integers(2)), step % 40 == 0
             count = 32 if scan else int(rng.integers(1, 8))
-            experts = np.sort(rng.choice(32, count, replace=False, p=None if scan else (w := 1 / np.arange(1, 33)) / w.sum())).tolist()
+            experts = np.sort(
+                rng.choice(
+                    32, count, replace=False, p=None if scan else (w := 1 / np.arange(1, 33)) / w.sum()
+                )
+            ).tolist()
             small.check(pager, 3 + layer, experts, scan)
-            expected = [(s.row - 32 * layer, s.slot, s.wave, s.after, s.hit) for s in book.begin([32 * layer + e for e in experts], scan)]
+            expected = [
+                (s.row - 32 * layer, s.slot, s.wave, s.after, s.hit)
+                for s in book.begin([32 * layer + e for e in experts], scan)
+            ]
             plan, length = (ctypes.c_int32 * (5 * 32))(), ctypes.c_int32()
             pager._call("plan", plan, 32, ctypes.byref(length))
             assert [tuple(plan[5 * i : 5 * i + 5]) for i in range(length.value)] == expected
@@ -120,7 +132,11 @@ def test_slots_are_those_of_the_specification(small):
             waves += max(s[2] for s in expected)
         counters = pager.counters()
         assert (counters.hits, counters.misses, counters.waves) == (hits, misses, waves)
-        assert (counters.evictions, counters.admitted, counters.layers) == (book.evictions, book.admitted, 300)
+        assert (counters.evictions, counters.admitted, counters.layers) == (
+            book.evictions,
+            book.admitted,
+            300,
+        )
         assert np.concatenate(list(pager.heat().values())).tolist() == book.heat
         assert counters.rows_direct + counters.rows_buffered == misses == sum(counters.latency)
 
@@ -133,7 +149,9 @@ def test_budget_is_used_and_kept(tmp_path, fraction):
         counters = pager.counters()
         assert 0.9 * wanted <= counters.arena_bytes <= wanted
         coverage = [c.slots / c.rows for c in pager.classes()]
-        assert len(coverage) == 2 and max(coverage) - min(coverage) < 0.12  # a large slot is 1.6 % of the bytes
+        assert (
+            len(coverage) == 2 and max(coverage) - min(coverage) < 0.12
+        )  # a large slot is 1.6 % of the bytes
         for layer in range(3):
             rows.check(pager, layer, list(range(32)))
 
@@ -178,7 +196,10 @@ def test_put_rows_stay_for_good(tmp_path):
             for expert, *parts in pager.rows(1, list(range(8))):
                 assert np.concatenate(parts).tobytes() == given[expert].tobytes()
         counters = pager.counters()
-        assert counters.slots_pinned == 8 == counters.rows_put and counters.bytes_read == (counters.misses) * SMALL.row_bytes
+        assert (
+            counters.slots_pinned == 8 == counters.rows_put
+            and counters.bytes_read == (counters.misses) * SMALL.row_bytes
+        )
         with pytest.raises(StoreError, match="reads its rows from"):
             pager.put(0, 0, given[0])
         with pytest.raises(StoreError, match="expected a contiguous uint8 row of 8192 bytes"):
@@ -191,7 +212,12 @@ def test_put_rows_stay_for_good(tmp_path):
 
 def test_what_begin_refuses(small):
     with Pager(small.sources) as pager:
-        for experts, message in (([3, 3], "distinct experts in ascending order"), ([4, 1], "ascending"), ([32], "expected an expert of 0..32"), ([-1], "expert")):
+        for experts, message in (
+            ([3, 3], "distinct experts in ascending order"),
+            ([4, 1], "ascending"),
+            ([32], "expected an expert of 0..32"),
+            ([-1], "expert"),
+        ):
             with pytest.raises(StoreError, match=message):
                 list(pager.rows(3, experts))
         with pytest.raises(StoreError, match="layer 9: expected one of the layers with experts: .3, 4."):
@@ -214,7 +240,8 @@ def test_closed_pager_says_so_and_closes_twice(small):
 
 
 def test_memory_stays_within_the_budget(tmp_path):
-    """Resident set of a process that reads 16 times the budget: the arena and nothing beside it, and no page cache of the rows either."""
+    """Resident set of a process that reads 16 times the budget: the arena and nothing beside it, and no page
+    cache of the rows either."""
     geometry = RowGeometry("bf16", 512, 256, False)
     rows = Rows(tmp_path, {0: geometry}, 1)
     path = tmp_path / "many"
@@ -233,7 +260,9 @@ from pathlib import Path
 g = RowGeometry("bf16", 512, 256, False)
 def rss():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmRSS")).split()[1]) * 1024
-with Pager({{0: RowSource(g, 128, Path({str(path)!r}))}}, budget_bytes=8 * g.row_bytes, direct_io=sys.argv[1] == "1", io_threads=4) as pager:
+sources = {{0: RowSource(g, 128, Path({str(path)!r}))}}
+direct = sys.argv[1] == "1"
+with Pager(sources, budget_bytes=8 * g.row_bytes, direct_io=direct, io_threads=4) as pager:
     list(pager.rows(0, [0, 1], True))
     start = rss()
     for _ in range(2):
@@ -243,7 +272,9 @@ with Pager({{0: RowSource(g, 128, Path({str(path)!r}))}}, budget_bytes=8 * g.row
     print(rss() - start, c.arena_bytes, c.bytes_read)
 """
     for direct in "10":
-        out = subprocess.run([sys.executable, "-c", script, direct], capture_output=True, text=True, check=True).stdout.split()
+        out = subprocess.run(
+            [sys.executable, "-c", script, direct], capture_output=True, text=True, check=True
+        ).stdout.split()
         grown, arena, read = map(int, out)
         assert read >= 16 * arena and grown <= arena + (4 << 20)
         assert cached_pages(path) * 4096 < arena

@@ -1,4 +1,5 @@
-"""What goes wrong while rows are read: an error that names the row, nothing half read ever handed out, and a pager that works on afterwards."""
+"""What goes wrong while rows are read: an error that names the row, nothing half read ever handed out, and a
+pager that works on afterwards."""
 
 import errno
 import os
@@ -56,13 +57,17 @@ def test_rows_that_can_be_read_come_before_the_error(rows):
         assert seen == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind, value, times", [(SHORT, 100, 50), (SHORT, 4096, 1), (SHORT, 5000, 3), (ERRNO, errno.EINTR, 20)])
+@pytest.mark.parametrize(
+    "kind, value, times", [(SHORT, 100, 50), (SHORT, 4096, 1), (SHORT, 5000, 3), (ERRNO, errno.EINTR, 20)]
+)
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "buffered"])
 def test_short_and_interrupted_reads_are_continued(rows, kind, value, times, direct):
     with Pager(rows.sources, direct_io=direct) as pager:
         inject(pager, 3, 2, kind, value, times)
         if direct and value == 100:
-            with pytest.raises(StoreError, match="errno 5"):  # less than a page, again and again: no progress is possible
+            with pytest.raises(
+                StoreError, match="errno 5"
+            ):  # less than a page, again and again: no progress is possible
                 rows.check(pager, 3, [1, 2, 3])
             return
         rows.check(pager, 3, [1, 2, 3])
@@ -85,8 +90,11 @@ def test_a_slow_row_does_not_hold_the_others(rows):
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "buffered"])
 def test_no_row_is_seen_before_its_last_byte(rows, direct):
-    """Rows arrive in two halves, 20 ms apart, without checksums that could hide it; slots are full of other rows' bytes."""
-    with Pager(rows.sources, budget_bytes=8 * GEOMETRY.row_bytes, chunk_bytes=4096, verify=False, direct_io=direct) as pager:
+    """Rows arrive in two halves, 20 ms apart, without checksums that could hide it; slots are full of other
+    rows' bytes."""
+    with Pager(
+        rows.sources, budget_bytes=8 * GEOMETRY.row_bytes, chunk_bytes=4096, verify=False, direct_io=direct
+    ) as pager:
         rows.check(pager, 3, list(range(32)), scan=True)
         for round_ in range(3):
             for expert in range(32):
@@ -96,10 +104,13 @@ def test_no_row_is_seen_before_its_last_byte(rows, direct):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_faults_never_change_a_byte(rows, seed):
-    """Faults of all kinds, waves, layers given up half way: rows that are handed out are right, and all can be read in the end."""
+    """Faults of all kinds, waves, layers given up half way: rows that are handed out are right, and all can
+    be read in the end."""
     rng = random.Random(seed)
     failures = 0
-    with Pager(rows.sources, budget_bytes=rng.choice([4, 7, 12]) * GEOMETRY.row_bytes, chunk_bytes=4096, io_threads=4) as pager:
+    with Pager(
+        rows.sources, budget_bytes=rng.choice([4, 7, 12]) * GEOMETRY.row_bytes, chunk_bytes=4096, io_threads=4
+    ) as pager:
         for _ in range(150):
             for _ in range(rng.randrange(3)):
                 kind, value = rng.choice([(ERRNO, errno.EIO), (SHORT, 4096), (DELAY, 500), (CORRUPT, 7)])
@@ -174,7 +185,9 @@ ssize_t pread64(int, void *, size_t, off_t) __attribute__((alias("pread")));
 @pytest.mark.parametrize("stage", ["open", "read"])
 def test_without_o_direct_rows_come_through_the_page_cache_and_are_counted(rows, tmp_path, stage):
     (tmp_path / "shim.c").write_text(SHIM)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "shim.so", tmp_path / "shim.c", "-ldl"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", tmp_path / "shim.so", tmp_path / "shim.c", "-ldl"], check=True
+    )
     script = f"""
 from pathlib import Path
 from moet.layout import RowGeometry
@@ -185,8 +198,14 @@ with Pager({{3: source}}, budget_bytes=65536) as pager:
     c = pager.counters()
     print(len(data), c.rows_direct, c.rows_buffered, c.bytes_buffered, c.files_buffered, pager.warning)
 """
-    env = {**os.environ, "LD_PRELOAD": str(tmp_path / "shim.so"), **({"SHIM_READ": "1"} if stage == "read" else {})}
-    out = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    env = {
+        **os.environ,
+        "LD_PRELOAD": str(tmp_path / "shim.so"),
+        **({"SHIM_READ": "1"} if stage == "read" else {}),
+    }
+    out = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
+    ).stdout
     assert out.startswith(f"{32 * 8192} 0 32 {32 * 8192} 1 row file ")
     assert "O_DIRECT does not work here (Invalid argument); reading through the page cache" in out
 

@@ -20,15 +20,25 @@ def test_names_are_those_of_the_native_struct():
 
 def test_another_process_reads_them(tmp_path):
     rows, path = Rows(tmp_path, {0: GEOMETRY}, 8), tmp_path / "counters"
-    script = f"from moet.store import counters; c = counters.read({str(path)!r}); print(c.hits, c.misses, c.bytes_read, c.arena_slots, c.slots_valid)"
-    read = lambda: subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()  # noqa: E731
+    script = f"""
+from moet.store import counters
+c = counters.read({str(path)!r})
+print(c.hits, c.misses, c.bytes_read, c.arena_slots, c.slots_valid)
+"""
+
+    def read() -> list[str]:
+        out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        return out.stdout.split()
+
     with Pager(rows.sources, counters_path=path, budget_bytes=4 * GEOMETRY.row_bytes) as pager:
         rows.check(pager, 0, [1, 2])
         assert read() == ["0", "2", str(2 * 8192), "4", "2"]
         rows.check(pager, 0, [1, 2, 3])
         assert read() == ["2", "3", str(3 * 8192), "4", "3"]
         assert counters.read(path) == pager.counters()
-        with Pager(rows.sources, counters_path=path) as second:  # a new file takes the name; the old block stays whole
+        with Pager(
+            rows.sources, counters_path=path
+        ) as second:  # a new file takes the name; the old block stays whole
             rows.check(second, 0, [1])
             assert counters.read(path) == second.counters() != pager.counters()
     assert counters.read(path).misses == 1  # the last values stay

@@ -1,4 +1,5 @@
-"""The pager over packs that `moet pack` wrote: every row of every layer, base and native, at two ranks, within a third of its bytes."""
+"""The pager over packs that `moet pack` wrote: every row of every layer, base and native, at two ranks,
+within a third of its bytes."""
 
 import numpy as np
 import pytest
@@ -20,9 +21,13 @@ def pack(request, tmp_path_factory) -> Pack:
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("precision", ["base", "native"])
 def test_all_rows_of_a_pack(pack, precision, world):
-    total = sum(f.rows(precision).experts * f.rows(precision).geometry.row_bytes for f in pack.layers.values())
+    total = sum(
+        f.rows(precision).experts * f.rows(precision).geometry.row_bytes for f in pack.layers.values()
+    )
     for rank in range(world):
-        with Pager.from_pack(pack, precision, budget_bytes=total // 3 + (1 << 20), rank=rank, world=world) as pager:
+        with Pager.from_pack(
+            pack, precision, budget_bytes=total // 3 + (1 << 20), rank=rank, world=world
+        ) as pager:
             for _ in range(2):
                 for index, files in pack.layers.items():
                     rows = files.rows(precision)

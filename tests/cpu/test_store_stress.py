@@ -11,15 +11,23 @@ from store_rows import random_rows
 from moet.layout import RowGeometry
 
 ROOT = Path(__file__).parents[2]
-TESTED = [ROOT / "tests/cpu/store_stress.cpp", *(p for p in sorted((ROOT / "native/store").glob("*.cpp")) if not p.stem.endswith("abi"))]
-BESIDE = [*sorted((ROOT / "native/common").glob("*.cpp")), *sorted((ROOT / "native/layout").glob("*.cpp"))]  # called, but not what is tested here
+TESTED = [
+    ROOT / "tests/cpu/store_stress.cpp",
+    *(p for p in sorted((ROOT / "native/store").glob("*.cpp")) if not p.stem.endswith("abi")),
+]
+BESIDE = [
+    *sorted((ROOT / "native/common").glob("*.cpp")),
+    *sorted((ROOT / "native/layout").glob("*.cpp")),
+]  # called, but not what is tested here
 
 
 def build(folder: Path, sanitizer: str) -> Path | None:
     """The stress program, or None where this compiler or kernel cannot run that sanitizer."""
     instrument = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     (folder / "probe.cpp").write_text("int main() { return 0; }")
-    probe = subprocess.run(["g++", *instrument, folder / "probe.cpp", "-o", folder / "probe"], capture_output=True)
+    probe = subprocess.run(
+        ["g++", *instrument, folder / "probe.cpp", "-o", folder / "probe"], capture_output=True
+    )
     if probe.returncode or subprocess.run([folder / "probe"], capture_output=True).returncode:
         return None
 
@@ -46,7 +54,9 @@ def test_stress(tmp_path, sanitizer):
     path.write_bytes(random_rows(geometry, layers * experts).tobytes())
     for slots, seed in ((4, 1), (9, 2), (24, 3), (48, 4)):
         run = subprocess.run(
-            [program, path, *map(str, (layers, experts, geometry.hidden, geometry.inter, slots, 400, seed))], capture_output=True, text=True
+            [program, path, *map(str, (layers, experts, geometry.hidden, geometry.inter, slots, 400, seed))],
+            capture_output=True,
+            text=True,
         )
         assert run.returncode == 0, run.stdout + run.stderr[-4000:]
         words = run.stdout.split()

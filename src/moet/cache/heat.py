@@ -12,7 +12,8 @@ FORMAT = 1
 
 
 def save_heat(path: Path | str, fingerprint: str, precision: str, heat: Mapping[int, np.ndarray]) -> None:
-    """Writes heat (uint32 [experts] of each layer) as JSON; it appears complete or not at all (temporary name, fsync, rename)."""
+    """Writes heat (uint32 [experts] of each layer) as JSON; it appears complete or not at all (temporary
+    name, fsync, rename)."""
     path = Path(path)
     document = {
         "format": FORMAT, "fingerprint": fingerprint, "precision": precision,
@@ -30,11 +31,14 @@ def save_heat(path: Path | str, fingerprint: str, precision: str, heat: Mapping[
         temporary.unlink(missing_ok=True)
 
 
-def load_heat(path: Path | str, fingerprint: str, precision: str, experts: Mapping[int, int]) -> dict[int, np.ndarray] | None:
-    """Heat of each layer, or None where there is no file, or, with a warning, where it is damaged or of another pack or precision.
+def load_heat(
+    path: Path | str, fingerprint: str, precision: str, experts: Mapping[int, int]
+) -> dict[int, np.ndarray] | None:
+    """Heat of each layer, or None where there is no file, or, with a warning, where it is damaged or of
+    another pack or precision.
 
-    experts: layer -> number of experts; a file with other layers or numbers is not this pack's. Heat only decides what is read first,
-    so a bad file costs a cold start and never an error.
+    experts: layer -> number of experts; a file with other layers or numbers is not this pack's. Heat only
+    decides what is read first, so a bad file costs a cold start and never an error.
     """
     path = Path(path)
     try:
@@ -43,9 +47,15 @@ def load_heat(path: Path | str, fingerprint: str, precision: str, experts: Mappi
             if document[name] != expected:
                 raise ValueError(f"expected {name} {expected!r}, found {document[name]!r}")
         heat = {int(layer): np.array(values, np.uint32) for layer, values in document["layers"].items()}
-        found, expected = {layer: values.shape for layer, values in heat.items()}, {layer: (n,) for layer, n in experts.items()}
+        found, expected = (
+            {layer: values.shape for layer, values in heat.items()},
+            {layer: (n,) for layer, n in experts.items()},
+        )
         if found != expected:
-            raise ValueError(f"expected heat of {len(expected)} layers with {sum(experts.values())} experts, found other ones")
+            total = sum(experts.values())
+            raise ValueError(
+                f"expected heat of {len(expected)} layers with {total} experts, found other ones"
+            )
         return heat
     except FileNotFoundError:
         return None

@@ -18,14 +18,26 @@ def _function(name: str, *arguments):
 
 
 class NativeBookkeeping:
-    """As `reference.Bookkeeping`; steps come as int32 [n, 6] from `plan` (row, slot, after, wave, evicted, hit) or as Steps from `begin`."""
+    """As `reference.Bookkeeping`; steps come as int32 [n, 6] from `plan` (row, slot, after, wave, evicted,
+    hit) or as Steps from `begin`."""
 
     def __init__(
-        self, rows: int, slots: int, staging: int | None = None, hysteresis: int | None = None, age_every: int | None = None
+        self,
+        rows: int,
+        slots: int,
+        staging: int | None = None,
+        hysteresis: int | None = None,
+        age_every: int | None = None,
     ) -> None:
         self._handle, self._rows, self._slots = _handle(), rows, slots
         values = [-1 if v is None else v for v in (staging, hysteresis, age_every)]
-        native.call(_function("open", _i64, _i32, _i32, _i32, _i64, ctypes.c_void_p), rows, slots, *values, ctypes.byref(self._handle))
+        native.call(
+            _function("open", _i64, _i32, _i32, _i32, _i64, ctypes.c_void_p),
+            rows,
+            slots,
+            *values,
+            ctypes.byref(self._handle),
+        )
         self._begin = _function("begin", _handle, ctypes.c_void_p, _i32, _i32, ctypes.c_void_p)
 
     def plan(self, rows: np.ndarray, scan: bool = False) -> np.ndarray:
@@ -35,7 +47,9 @@ class NativeBookkeeping:
         return steps
 
     def begin(self, rows: Sequence[int], scan: bool = False) -> list[Step]:
-        return [Step(*map(int, step[:5]), hit=bool(step[5])) for step in self.plan(np.array(rows, np.int32), scan)]
+        return [
+            Step(*map(int, step[:5]), hit=bool(step[5])) for step in self.plan(np.array(rows, np.int32), scan)
+        ]
 
     def fill(self, row: int) -> int:
         slot = _i32()
@@ -47,8 +61,12 @@ class NativeBookkeeping:
         heat, row_of = np.empty(self._rows, np.uint32), np.empty(self._slots, np.int32)
         staged, counts = np.empty(self._slots, np.uint8), np.empty(2, np.uint64)
         arrays = [heat, row_of, staged, counts]
-        native.call(_function("state", _handle, *[ctypes.c_void_p] * 4), self._handle, *[a.ctypes.data for a in arrays])
-        return dict(zip(("heat", "row_of", "staged", "counts"), [a.tolist() for a in arrays]))
+        native.call(
+            _function("state", _handle, *[ctypes.c_void_p] * 4),
+            self._handle,
+            *[a.ctypes.data for a in arrays],
+        )
+        return dict(zip(("heat", "row_of", "staged", "counts"), [a.tolist() for a in arrays], strict=True))
 
     def close(self) -> None:
         if self._handle:

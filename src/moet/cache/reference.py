@@ -1,5 +1,6 @@
-"""The bookkeeping of one slot class in plain Python: the specification. native/store/bookkeeping.cpp does the same with heaps and lists, and is
-tested against this: same trace, same slots, same victims, same counters. docs/pager.md says why the rules are these."""
+"""The bookkeeping of one slot class in plain Python: the specification. native/store/bookkeeping.cpp does the
+same with heaps and lists, and is tested against this: same trace, same slots, same victims, same counters.
+docs/pager.md says why the rules are these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ AGE_TOUCHES_PER_ROW = 4
 
 
 def default_staging(slots: int, rows: int) -> int:
-    """Staging slots of a class: none where every row has a slot, else an eighth, at least 2 and at most 8 (docs/decisions/001-cache-policy.md)."""
+    """Staging slots of a class: none where every row has a slot, else an eighth, at least 2 and at most 8
+    (docs/decisions/001-cache-policy.md)."""
     return 0 if slots >= rows else min(max(slots // 8, 2), 8)
 
 
@@ -19,7 +21,8 @@ def default_staging(slots: int, rows: int) -> int:
 class Step:
     """One row of the layer in flight, in the order in which rows are handed out.
 
-    after: index of the step that must be done with the slot before this row is read into it, -1 for none; wave: how many such steps come before.
+    after: index of the step that must be done with the slot before this row is read into it, -1 for none;
+    wave: how many such steps come before.
     evicted: the row that lost the slot, -1 for none. hit: the slot already belonged to the row.
     """
 
@@ -32,13 +35,19 @@ class Step:
 
 
 class Bookkeeping:
-    """Slots 0..slots-1 for rows 0..rows-1. Each slot belongs to the working set or to staging; the number of each never changes.
+    """Slots 0..slots-1 for rows 0..rows-1. Each slot belongs to the working set or to staging; the number of
+    each never changes.
 
     staging, hysteresis (heat), age_every (touches): None for the defaults.
     """
 
     def __init__(
-        self, rows: int, slots: int, staging: int | None = None, hysteresis: int | None = None, age_every: int | None = None
+        self,
+        rows: int,
+        slots: int,
+        staging: int | None = None,
+        hysteresis: int | None = None,
+        age_every: int | None = None,
     ) -> None:
         if staging is None:
             staging = default_staging(slots, rows)
@@ -89,7 +98,8 @@ class Bookkeeping:
         return steps
 
     def fill(self, row: int) -> int:
-        """Gives the free slot of the working set with the lowest number to a row that has none; returns it, or -1 if there is none."""
+        """Gives the free slot of the working set with the lowest number to a row that has none; returns it,
+        or -1 if there is none."""
         slot = next((s for s, owner in enumerate(self.row_of) if owner < 0 and s not in self.staging), -1)
         if slot >= 0:
             self._assign(row, slot)
@@ -103,9 +113,12 @@ class Bookkeeping:
         self.slot_of[row] = slot
 
     def _consider(self, row: int, used: dict[int, int]) -> None:
-        """Swaps the parts of a staged row's slot and the coldest slot that this layer does not use, if the row is hotter by more than the hysteresis."""
+        """Swaps the parts of a staged row's slot and the coldest slot that this layer does not use, if the
+        row is hotter by more than the hysteresis."""
         candidates = [
-            (self.heat[owner], s) for s, owner in enumerate(self.row_of) if owner >= 0 and s not in self.staging and s not in used
+            (self.heat[owner], s)
+            for s, owner in enumerate(self.row_of)
+            if owner >= 0 and s not in self.staging and s not in used
         ]
         if not candidates:
             return

@@ -21,7 +21,8 @@ class COptions(ctypes.Structure):
     _fields_ = (
         [(name, _i64) for name in ("budget_bytes", "chunk_bytes", "age_every")]
         + [("counters_path", ctypes.c_char_p)]
-        + [(name, _i32) for name in ("rank", "world", "io_threads", "direct_io", "verify", "staging_slots", "hysteresis", "reserved")]
+        + [(name, _i32) for name in ("rank", "world", "io_threads", "direct_io", "verify")]
+        + [(name, _i32) for name in ("staging_slots", "hysteresis", "reserved")]
     )
 
 
