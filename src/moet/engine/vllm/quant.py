@@ -79,7 +79,7 @@ class MoetQuantConfig(QuantizationConfig):
         return "moet"
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [torch.float32, torch.bfloat16]
+        return [torch.float32, torch.bfloat16, torch.float16]  # float16 is refused with a way out, in moet.engine.vllm.refuse
 
     @classmethod
     def get_min_capability(cls) -> int:
