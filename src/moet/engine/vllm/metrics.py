@@ -85,7 +85,8 @@ class MoetCollector(Collector):
         latency = HistogramMetricFamily("moet:read_latency_seconds", "From a row's first read to its last byte", labels=["rank"])
         for rank in ranks:
             wait.add_metric([rank["rank"]], rank["words"]["wait_us"] / 1e6)
-            latency.add_metric([rank["rank"]], buckets(rank["latency"]), sum_value=None)
+            latency.add_metric([rank["rank"]], buckets(rank["latency"]), sum_value=None)  # the block has no sum; then no _count is written either
+            latency.add_sample("moet:read_latency_seconds_count", {"rank": rank["rank"]}, sum(rank["latency"]))
         yield wait
         yield latency
 
