@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import serving  # noqa: E402
 
-QUESTIONS = ["What does the word lantern mean?", "Tell me about lists in Python."]
+QUESTIONS = ["What is the meaning of insomniac?", "Say something about education."]  # held out: not in the training text
 MIB = 1 << 20
 
 

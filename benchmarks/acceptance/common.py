@@ -1,5 +1,6 @@
 """What the acceptance programs share: the demo, its held-out prompts, comparing two sets of answers, and where results go."""
 
+import functools
 import json
 import math
 import sys
@@ -17,17 +18,26 @@ SEED_ENV = {"OMP_NUM_THREADS": "1"}
 FLOAT32 = ("--dtype", "float32")
 
 
+@functools.cache
 def prompts(count: int) -> list[str]:
-    """The first `count` held-out prompts, none of which was trained on."""
+    """`count` held-out prompts, none of which was trained on, as the text that the model sees: chats through the chat template, completions as they are."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
     lines = (ROOT / "demo" / "heldout" / "prompts.jsonl").read_text().splitlines()
-    found = [json.loads(line)["prompt"] for line in lines if line.strip()]
-    assert len(found) >= count, f"demo/heldout/prompts.jsonl holds {len(found)} prompts, expected at least {count}"
-    return found[:count]
+    rows = [json.loads(line) for line in lines][:count]
+    assert len(rows) == count, f"demo/heldout/prompts.jsonl holds {len(rows)} prompts, expected at least {count}"
+    return [
+        tokenizer.apply_chat_template(r["messages"], tools=r.get("tools"), add_generation_prompt=True, tokenize=False)
+        if "messages" in r
+        else tokenizer.bos_token + r["prompt"]
+        for r in rows
+    ]
 
 
 def answers(server: serving.Server, count: int, max_tokens: int) -> list[dict[str, Any]]:
     """Greedy answers to the held-out prompts, one at a time, so that every run forms the same steps."""
-    return [server.complete(p, max_tokens, ignore_eos=True) for p in prompts(count)]
+    return [server.complete(p, max_tokens, ignore_eos=True, add_special_tokens=False) for p in prompts(count)]
 
 
 def equal(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
