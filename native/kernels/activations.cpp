@@ -32,6 +32,20 @@ inline float exp_fixed(float x) {
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fixed(-x)); }
 
+// Where column k's byte of a digit goes: byte vector v takes columns 16 (v / 4) + 4 b + v % 4 of 2-bit words, 8 (v / 2) + 2 b + v % 2 of 4-bit words.
+struct Places {
+  uint8_t sym2[32], e2m1[32];
+};
+constexpr Places make_places() {
+  Places p{};
+  for (int k = 0; k < 32; ++k) {
+    p.sym2[k] = uint8_t(4 * (4 * (k / 16) + k % 4) + k % 16 / 4);
+    p.e2m1[k] = uint8_t(4 * (2 * (k / 8) + k % 2) + k % 8 / 2);
+  }
+  return p;
+}
+constexpr Places kPlaces = make_places();
+
 // Largest |q|: D balanced bytes reach 127 * (1 + 256 + ...); with 3 bytes the group's sum of 32 products of up to 12 must fit 31 bits too.
 int32_t largest(int format, int acts) {
   if (acts == kInt24) return format == kMxfp4 ? 5592405 : 8355711;
@@ -43,11 +57,10 @@ int32_t largest(int format, int acts) {
 float group_scale(int format, int acts, float amax) {
   const int32_t limit = largest(format, acts);
   if (acts == kInt8) return amax / float(limit);
-  int exponent;
-  std::frexp(amax, &exponent);                            // amax = f * 2^exponent, f in [0.5, 1)
+  int32_t exponent = int32_t(to_bits(amax) >> 23) - 126;  // amax < 2^exponent
   exponent -= 8 * acts - 1;
-  if (exponent < -126) exponent = -126;                   // a subnormal group: its reciprocal must be finite
-  float scale = std::ldexp(1.0f, exponent);
+  if (exponent < -126) exponent = -126;                   // a tiny group: the scale stays normal, its reciprocal finite
+  float scale = from_bits(uint32_t(exponent + 127) << 23);
   while (amax > float(limit) * scale) scale *= 2;         // at most twice
   return scale;
 }
@@ -79,19 +92,22 @@ void pack_group(int format, int acts, const float* x, uint8_t* group) {
       q[k] = n > limit ? limit : n < -limit ? -limit : n;
     }
     uint32_t half[2] = {0, 0};
-    for (int k = 0; k < 32; ++k) half[k / 16] += uint32_t(q[k]);
+    for (int h = 0; h < 2; ++h)
+      for (int k = 0; k < 16; ++k) half[h] += uint32_t(q[16 * h + k]);
     const uint32_t bias = uint32_t(weight_bias(format));  // modulo 2^32, as the sums it corrects
     corrections[0] = int32_t(bias * (format == kNvfp4 ? half[0] : half[0] + half[1]));
     corrections[1] = int32_t(bias * half[1]);
-    for (int k = 0; k < 32; ++k) {
-      const int at = format == kSym2 ? 4 * (4 * (k / 16) + k % 4) + k % 16 / 4 : 4 * (2 * (k / 8) + k % 2) + k % 8 / 2;
-      int32_t rest = q[k];
-      for (int d = 0; d < acts; ++d) {
-        const int8_t digit = int8_t(rest);
-        group[32 * d + at] = uint8_t(digit);
-        if (acts == kInt24 && d == 0 && digit) group[kLowDigit] = 1;
-        rest = (rest - digit) >> 8;
+    const uint8_t* place = format == kSym2 ? kPlaces.sym2 : kPlaces.e2m1;
+    for (int d = 0; d < acts; ++d) {
+      int8_t digits[32];
+      int32_t any = 0;
+      for (int k = 0; k < 32; ++k) {
+        digits[k] = int8_t(q[k]);
+        any |= digits[k];
+        q[k] = (q[k] - digits[k]) >> 8;
       }
+      for (int k = 0; k < 32; ++k) group[32 * d + place[k]] = uint8_t(digits[k]);
+      if (acts == kInt24 && d == 0) group[kLowDigit] = any != 0;
     }
   }
   scale = (scale + poison) * weight_unit(format);

@@ -56,7 +56,7 @@ struct Vec {
   static I sum_pairs(I a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
 };
 
-#include "blocks.inc"
+#include "blocks.h"
 
 }  // namespace avx2
 }  // namespace moet

@@ -56,7 +56,7 @@ struct Vec {
   static I sum_pairs(I a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 };
 
-#include "blocks.inc"
+#include "blocks.h"
 
 }  // namespace avx512
 }  // namespace moet

@@ -36,6 +36,7 @@ struct BlockRun {
   float* acc;                // [tokens][64] within rows of acc_row floats; added to
   int64_t acc_row;
   int64_t acc_step;          // floats from one block's rows to the next block's; 0: same rows
+  int64_t ahead;             // bytes from a block to what is to be prefetched meanwhile; readable or not
 };
 using RunBlocks = void (*)(const BlockRun&);
 

@@ -69,7 +69,7 @@ void run_float(const BlockRun& run) {
   }
 }
 
-// Column that byte b of byte vector v holds: the order in which int_blocks.inc meets the codes of a word.
+// Column that byte b of byte vector v holds: the order in which int_blocks.h meets the codes of a word.
 int column_of(int format, int v, int b) { return format == kSym2 ? 16 * (v / 4) + 4 * b + v % 4 : 8 * (v / 2) + 2 * b + v % 2; }
 
 template <int format, int D>

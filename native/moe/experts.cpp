@@ -11,6 +11,9 @@ namespace {
 // Tokens that share one pass over a block. Sums (12 KiB), activations (6 KiB) and the block stay in a 32 KiB L1.
 constexpr int kTokens = 48;
 
+// Bytes between what is computed and what is prefetched: at 15 GB/s a core, 6 KiB are 0.4 us, some four times the memory's latency.
+constexpr int64_t kAhead = 6144;
+
 float load_float(const uint8_t* p) { float f; std::memcpy(&f, p, 4); return f; }
 
 struct Runner {
@@ -34,11 +37,12 @@ struct Runner {
     const float gate_multiplier = load_float(job.view.extras), up_multiplier = load_float(job.view.extras + 4);
     float bias[kBlockRows] = {};
     if (s.geometry.biased) std::memcpy(bias, blocks + tile_bytes - 256, 256);
+    const int64_t ahead = std::max(kAhead, 2 * int64_t(block_bytes(format)));
     alignas(64) float sums[kTokens * kBlockRows];
     for (int first = 0; first < job.tokens; first += kTokens) {
       const int count = std::min(kTokens, job.tokens - first);
       std::fill_n(sums, count * kBlockRows, 0.0f);
-      run({blocks, hidden_padded / kBlockCols, job.io + int64_t(first) * group, int64_t(job.tokens) * group, count, sums, kBlockRows, 0});
+      run({blocks, hidden_padded / kBlockCols, job.io + int64_t(first) * group, int64_t(job.tokens) * group, count, sums, kBlockRows, 0, ahead});
       for (int m = 0; m < count; ++m) {
         float* gate = sums + m * kBlockRows;
         float* up = gate + kTile;
@@ -63,7 +67,7 @@ struct Runner {
       for (int m = 0; m < count; ++m) std::fill(out + m * int64_t(hidden_padded) + begin * kBlockRows, out + m * int64_t(hidden_padded) + end * kBlockRows, 0.0f);
       for (int tile = 0; tile < s.tiles; ++tile)
         run({job.view.w2 + tile * tile_bytes + int64_t(begin) * block_bytes(format), end - begin,
-             job.middle + (int64_t(tile) * job.tokens + first) * group, 0, count, out + begin * kBlockRows, hidden_padded, kBlockRows});
+             job.middle + (int64_t(tile) * job.tokens + first) * group, 0, count, out + begin * kBlockRows, hidden_padded, kBlockRows, tile_bytes});   // the next tile's piece is the next to be read
       for (int m = 0; m < count; ++m)
         for (int row = begin * kBlockRows; row < end * kBlockRows; ++row) {
           float& value = out[m * int64_t(hidden_padded) + row];

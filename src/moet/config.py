@@ -8,7 +8,7 @@ from moet.errors import ConfigError
 GIB = 1 << 30
 
 Precision = Literal["base", "native"]
-Activations = Literal["fp32", "int8"]
+Activations = Literal["int24", "fp32", "int16", "int8"]  # moet.kernels.ACTIVATIONS
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class MoetConfig:
 
     precision: which rows the experts are read from: `base` (2 bits) or `native` (the checkpoint's own bytes).
     ram_gib: budget of the arenas of all ranks together, in GiB. ram_percent: the same as a percentage of the experts' bytes at that precision. Neither: all rows.
-    activations: number format of the activations inside the expert MLP on a CPU.
+    activations: number format of the activations inside the expert MLP on a CPU, for 2- and 4-bit rows (others: fp32). int24: exact sums of 24-bit integers per
+      32 columns, as accurate as fp32; int16, int8: faster and coarser (docs/kernels-cpu.md).
     io_threads: threads that read rows; direct_io: bypass the page cache where the file system allows it.
     preheat: fill the arena at start with the rows that were hottest last time.
     scan_tokens: a step in which one request has more new tokens than this is a scan: its rows do not evict those that decoding uses.
@@ -28,7 +29,7 @@ class MoetConfig:
     precision: Precision = "base"
     ram_gib: float = 0.0
     ram_percent: float = 0.0
-    activations: Activations = "fp32"
+    activations: Activations = "int24"
     io_threads: int = 8
     direct_io: bool = True
     preheat: bool = True

@@ -29,7 +29,7 @@ def serve(
     precision: Annotated[str, typer.Option(help="base: 2-bit experts; native: the checkpoint's own")] = "base",
     ram: Annotated[str, typer.Option("--ram", "--ram-gib", help="memory for experts: GiB, or a percentage of their bytes; 100% keeps all")] = "100%",
     direct: Annotated[bool, typer.Option("--direct", help="no pack: encode the checkpoint's experts into memory at start; needs --ram 100%")] = False,
-    activations: Annotated[str, typer.Option(help="number format of activations inside the experts: fp32, or int8 (faster, other bits)")] = "fp32",
+    activations: Annotated[str, typer.Option(help="number format of activations inside the experts: int24, fp32 (as accurate, slower), int16, int8 (coarser, faster)")] = "int24",
     io_threads: Annotated[int, typer.Option(help="threads that read rows")] = 8,
     buffered: Annotated[bool, typer.Option("--buffered", help="read through the page cache, not around it")] = False,
     cache_dir: Annotated[Path | None, typer.Option(help="where packs are made and kept; ~/.cache/moet")] = None,

@@ -46,7 +46,7 @@ class ExpertRuntime:
 
     def __init__(
         self, pack: Pack, *, precision: str, budget_bytes: int, threads: int, rank: int = 0, world: int = 1, io_threads: int = 8,
-        direct_io: bool = True, heat_file: Path | None = None, preheat: bool = False, activations: str = "fp32",
+        direct_io: bool = True, heat_file: Path | None = None, preheat: bool = False, activations: str = "int24",
         counters_path: Path | None = None, scratch_bytes: int = SCRATCH_BYTES,
     ) -> None:  # fmt: skip
         self._configure(pack.activation, threads, activations, scratch_bytes)
@@ -65,7 +65,7 @@ class ExpertRuntime:
     @classmethod
     def from_checkpoint(
         cls, checkpoint: Checkpoint, *, precision: str, budget_bytes: int = 0, threads: int, rank: int = 0, world: int = 1,
-        activations: str = "fp32", counters_path: Path | None = None, scratch_bytes: int = SCRATCH_BYTES,
+        activations: str = "int24", counters_path: Path | None = None, scratch_bytes: int = SCRATCH_BYTES,
     ) -> Self:  # fmt: skip
         """Encodes all experts now, into an arena that holds all rows (budget_bytes 0: as many bytes as they take). `report` is the encoding's.
 

@@ -89,7 +89,7 @@ class Threads:
 
 def expert_mlp(
     geometry: RowGeometry, row: np.ndarray, x: np.ndarray, activation: Activation, *,
-    rank: int = 0, world: int = 1, activations: str = "fp32", threads: Threads | None = None,
+    rank: int = 0, world: int = 1, activations: str = "int24", threads: Threads | None = None,
 ) -> np.ndarray:  # fmt: skip
     """float32 [tokens, hidden] = the expert in `row`, uint8 [row_bytes], applied to x, float32 [tokens, hidden].
 

@@ -1,14 +1,13 @@
 // The kernels of one ISA: included inside its namespace and target, after its Vec.
 
-// Rows are read once: ask for the lines two blocks ahead, which the hardware prefetcher does not do across 4 KiB pages.
+// Rows are read once and from memory: a prefetch in time hides the latency, which the hardware's prefetcher does not across 4 KiB pages.
 template <int format>
-inline void prefetch_block(const uint8_t* block) {
-  constexpr int kAhead = 2 * block_bytes(format);
-  for (int line = 0; line < block_bytes(format); line += 64) __builtin_prefetch(block + kAhead + line, 0, 3);
+inline void prefetch_block(const uint8_t* ahead) {
+  for (int line = 0; line < block_bytes(format); line += 64) __builtin_prefetch(ahead + line, 0, 3);
 }
 
-#include "float_blocks.inc"
-#include "int_blocks.inc"
+#include "float_blocks.h"
+#include "int_blocks.h"
 
 template <int format>
 constexpr void fill(RunBlocks (&run)[kActsKinds]) {

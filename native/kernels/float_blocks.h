@@ -80,7 +80,7 @@ void run_float(const BlockRun& run) {
   float* acc = run.acc;
   for (int i = 0; i < run.count; ++i, block += block_bytes(format), acts += run.acts_step, acc += run.acc_step) {
     const float* x = reinterpret_cast<const float*>(acts);
-    prefetch_block<format>(block);
+    prefetch_block<format>(block + run.ahead);
     int m = 0;
     for (; m + kTokens <= run.tokens; m += kTokens)
       for (int row = 0; row < 64; row += kMany * Vec::W)

@@ -90,7 +90,7 @@ void run_int(const BlockRun& run) {
   const uint8_t* acts = run.acts;
   float* acc = run.acc;
   for (int i = 0; i < run.count; ++i, block += block_bytes(format), acts += run.acts_step, acc += run.acc_step) {
-    prefetch_block<format>(block);
+    prefetch_block<format>(block + run.ahead);
     int m = 0;
     for (; m + kTokens <= run.tokens; m += kTokens)
       int_block<format, D, 1, kTokens>(block, acts + m * group_bytes(D), acc + m * run.acc_row, run.acc_row);
