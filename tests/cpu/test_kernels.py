@@ -91,6 +91,21 @@ def test_same_bits_on_every_isa_batch_and_thread_count(format: str, activations:
                 assert part.tobytes() == whole[list(tokens)].tobytes(), (name, tokens)
 
 
+@pytest.mark.parametrize("format", ["sym2", "mxfp4", "nvfp4"])
+def test_groups_without_lowest_digits_take_the_short_path_to_the_same_sum(format: str) -> None:
+    """Values from bfloat16 mostly need two of int24's three bytes. A token's bits must not depend on whether its neighbours need the third."""
+    geometry = RowGeometry(format, 192, 96, False)
+    row, x = make_row(geometry), make_x(8, 192)
+    x[::2] = (x[::2].view(np.uint32) & 0xFFFF0000).view(np.float32)
+    found = expert_mlp(geometry, row, x, SWIGLU, activations="int24")
+    expected, size = (reference.expert_mlp(geometry, row, x, SWIGLU, magnitude=m) for m in (False, True))
+    assert np.max(np.abs(found - expected) / size) < TOLERANCE["int24"]
+    for t in range(8):
+        assert expert_mlp(geometry, row, x[t : t + 1], SWIGLU, activations="int24").tobytes() == found[t : t + 1].tobytes()
+    short = expert_mlp(geometry, row, np.ascontiguousarray(x[::2]), SWIGLU, activations="int24")   # four at once, most groups short
+    assert short.tobytes() == found[::2].tobytes()
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_ranks_add_up(format: str) -> None:
     hidden, inter = sizes_for(format)[3]
