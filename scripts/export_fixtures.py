@@ -32,8 +32,8 @@ from tests.generators import (
     write_qwen3_moe,
 )
 
-ROWS = 2
-"""Rows of each matrix kept in dequantized.safetensors."""
+ROWS = 1
+"""First rows of each matrix kept in dequantized.safetensors."""
 
 NARROW = {
     "num_attention_heads": 2,
@@ -67,13 +67,13 @@ EXPORTS = {
     "qwen3-moe-nvfp4-experts-modelopt": _qwen("modelopt", "NVFP4_EXPERTS_ONLY_CFG"),
     "qwen3-moe-fp8-modelopt": _qwen("modelopt", "FP8_DEFAULT_CFG"),
     "qwen3-moe-fp8-block-modelopt": _qwen(
-        "modelopt", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", hidden=128, inter=128, experts=2
+        "modelopt", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", hidden=128, inter=256, experts=2, vocab=32
     ),
     "qwen3-moe-mxfp4-modelopt": _qwen("modelopt", "MXFP4_DEFAULT_CFG"),
     "qwen3-moe-nvfp4-llmcompressor": _qwen("llmcompressor", "NVFP4A16"),
     "qwen3-moe-mxfp4-llmcompressor": _qwen("llmcompressor", "MXFP4"),
     "qwen3-moe-fp8-block-llmcompressor": _qwen(
-        "llmcompressor", "FP8_BLOCK", hidden=128, inter=128, experts=2
+        "llmcompressor", "FP8_BLOCK", hidden=128, inter=160, experts=2, vocab=32
     ),
     "qwen3-moe-fp8-channel-llmcompressor": _qwen("llmcompressor", "FP8_DYNAMIC"),
     "deepseek-v3-nvfp4-modelopt": Export(

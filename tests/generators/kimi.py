@@ -71,6 +71,14 @@ def write_kimi_k25(
         "pos_emb_type": "divided_fixed",
         "video_attn_type": "spatial_temporal",
     }
+    # transformers and vLLM read the names below, and find their defaults in the published files.
+    vision |= {
+        "hidden_size": size,
+        "intermediate_size": wide,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "projection_hidden_size": size,
+    }
     config = TOKENS | {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",

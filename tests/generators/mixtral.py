@@ -69,7 +69,11 @@ def write_minimax_m2(
 ) -> Truth:
     """MiniMax-M2.x: sigmoid routing with a bias beside the gate (not under it), norms over all heads, partial rotary.
     The config promises MTP modules; the published files have none."""
-    heads, kv_heads, head = 8, 2, 32
+    heads, kv_heads, head = (
+        max(hidden // 32, 4),
+        4,
+        32,
+    )  # 4 x 32 rows of k and v: vLLM refuses FP8 blocks across them
     config = (
         COMMON
         | TOKENS

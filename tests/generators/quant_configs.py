@@ -7,6 +7,14 @@ MODELOPT_ALGORITHMS = {
     "fp8_block_modelopt": "fp8_pb_wo",
     "mxfp4_modelopt": "mxfp4",
 }
+DYNAMIC = {"dynamic": True, "symmetric": True, "type": "float"}
+ACTIVATIONS = {
+    "fp8_block_compressed": DYNAMIC | {"num_bits": 8, "strategy": "group", "group_size": 128},
+    "fp8_channel_compressed": DYNAMIC | {"num_bits": 8, "strategy": "token"},
+    "mxfp4_compressed": DYNAMIC
+    | {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+    "nvfp4_compressed": None,
+}
 COMPRESSED = {
     "fp8_block_compressed": (
         "float-quantized",
@@ -63,12 +71,12 @@ def hf_quant(scheme: str, exclude: list[str]) -> dict:
 
 
 def compressed_tensors(scheme: str, ignore: list[str]) -> dict:
-    """llmcompressor 0.14 with compressed-tensors 0.20; weights only, activations stay wide."""
+    """llmcompressor 0.14 with compressed-tensors 0.20; FP8_BLOCK, FP8_DYNAMIC, MXFP4 and NVFP4A16."""
     packing, weights = COMPRESSED[scheme]
     weights = {"dynamic": False, "symmetric": True, "type": "float", **weights}
     group = {
         "format": packing,
-        "input_activations": None,
+        "input_activations": ACTIVATIONS[scheme],
         "output_activations": None,
         "targets": ["Linear"],
         "weights": weights,

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,14 +103,17 @@ def serve(packs: dict[str, Path], out: Path, timeout: float = 600) -> dict[str, 
     }
 
 
-def compare(folder: Path, answers: Answers) -> Agreement:
-    """`folder`: an unquantized float32 checkpoint, read by transformers with eager attention."""
+def compare(folder: Path, answers: Answers, fp8_inputs: Collection[str] = ()) -> Agreement:
+    """`folder`: an unquantized float32 checkpoint, read by transformers with eager attention. `fp8_inputs`: linear layers whose
+    activations vLLM rounds to E4M3 with a scale per token, so the reference does too."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    for name in fp8_inputs:
+        model.get_submodule(name).register_forward_pre_hook(_round_inputs)
     same = count = 0
     difference = gap = 0.0
     for prompt, tokens, logprobs in zip(prompts(folder), answers.tokens, answers.logprobs, strict=True):
@@ -128,6 +132,41 @@ def compare(folder: Path, answers: Answers) -> Agreement:
         )
         gap = max(gap, float((wanted.max(-1).values - chosen).max()))
     return Agreement(same, count, difference, gap)
+
+
+def _round_inputs(module, inputs):
+    import torch
+
+    x = inputs[0]
+    scale = x.abs().amax(-1, keepdim=True) / 448
+    return ((x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale,)
+
+
+def fp8_inputs(checkpoint: Path) -> list[str]:
+    """The linear layers of a compressed-tensors checkpoint, routed experts left out, that have FP8 activations: those of which
+    the file has a scale per row, as moet's experts take activations as they are."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    groups = config.get("quantization_config", {}).get("config_groups", {})
+    activations = [group.get("input_activations") or {} for group in groups.values()]
+    if not any(a.get("strategy") == "token" and a.get("num_bits") == 8 for a in activations):
+        return []
+    last = config["num_hidden_layers"]
+    names = []
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with file.open("rb") as f:
+            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        names += [
+            name.removesuffix(".weight_scale")
+            for name in header
+            if name.endswith(".weight_scale") and ".mlp.experts." not in name
+        ]
+    return [name for name in names if int(name.split(".")[2]) < last]
+
+
+def ram_percent(pack: Path) -> int:
+    """RAM_PERCENT, or 100 for a fixture of so few experts that the pager's least number of slots, 4, is more than that."""
+    rows = sum(layer["experts"] for layer in json.loads((pack / "moet.json").read_text())["layers"])
+    return RAM_PERCENT if rows * RAM_PERCENT >= 400 else 100
 
 
 def fill_router() -> None:
@@ -168,7 +207,11 @@ def _main(out: str, *packs: str) -> None:
     for name, pack in (p.split("=", 1) for p in packs):
         answers = {}
         for precision in PRECISIONS:
-            settings = {"precision": precision, "ram_percent": RAM_PERCENT, "heat_dir": f"{out}/heat"}
+            settings = {
+                "precision": precision,
+                "ram_percent": ram_percent(Path(pack)),
+                "heat_dir": f"{out}/heat",
+            }
             llm = LLM(
                 model=pack,
                 dtype="float32",
