@@ -27,6 +27,7 @@ CASES = {  # name -> (model, EngineArgs, what the error must say; "" for none)
     "dummy weights": (PACK, {"load_format": "dummy"}, "--load-format dummy"),
     "online quantization": (SOURCE, {"additional_config": {"moet": {}}, "quantization": "fp8_per_tensor"}, "--quantization-config"),
     "no native rows": (PACK, {"additional_config": {"moet": {"precision": "native"}}}, "pack again with --native"),
+    "checkpoint that does not fit": (SOURCE, {"additional_config": {"moet": {"ram_percent": 50}}}, "needs room for all its experts"),
     "unknown setting": (PACK, {"additional_config": {"moet": {"ram": 1}}}, "moet.ram: unknown setting"),
     "settings that are none": (PACK, {"additional_config": {"moet": 3}}, "expected an object of settings, found 3"),
     "other additional config": (PACK, {"additional_config": {"moet": {}, "other": 1}}, "expected moet alone, found other too"),

@@ -1,13 +1,15 @@
 """Several ranks, and several API servers: the same tokens as one rank, and the counters of every rank."""
 
 import json
+import urllib.error
 import urllib.request
 
 import pytest
 
 from moet.checkpoint import LocalSource
+from moet.pack import Pack
 from moet.pack.packer import pack
-from tests.e2e.engine_run import PROMPTS, run
+from tests.e2e.engine_run import PROMPTS, invert, run
 from tests.e2e.engine_server import serving
 from tests.generators import write_deepseek_v3
 
@@ -40,5 +42,17 @@ def test_two_ranks_and_two_api_servers(packed, tmp_path):
         for _ in range(8):  # whichever API server answers
             assert json.loads(server.get("/v1/models"))["data"][0]["moet"]["precision"] == "base"
             assert server.metric("moet:info", precision="base") == 1
+        rows = Pack.open(packed).layers[1].rows("base")
+        there = rows.geometry.slice(1, 2).segments[0][0] + 10  # bytes that rank 1 alone reads
+        spoilt = [rows.offset(expert) + there for expert in range(rows.experts)]
+        for offset in spoilt:
+            invert(rows.path, offset)
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            for i in range(20):  # some rows are in the arena, whole
+                complete(server, f"another {i}")
+        assert "an expert could not be read" in failed.value.read().decode()
+        for offset in spoilt:
+            invert(rows.path, offset)
+        assert complete(server, PROMPTS[0]) == alone["ids"][0]
         assert server.stop() == 0
     assert {p.name.split("-")[-1] for p in (tmp_path / "moet" / "heat").iterdir()} == {"0of2.json", "1of2.json"}

@@ -14,13 +14,14 @@ from vllm.logger import init_logger
 
 from moet.cache.heat import save_heat
 from moet.checkpoint import Checkpoint
-from moet.config import GIB, MoetConfig
+from moet.config import MoetConfig
 from moet.engine.packcache import default_dir
 from moet.engine.vllm.failure import Words
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError, StoreError
 from moet.models import ModelSpec, spec_of
 from moet.moe import ExpertRuntime
+from moet.moe.encode import row_sources
 from moet.pack import Pack
 
 logger = init_logger("vllm.moet")
@@ -112,18 +113,22 @@ def open_runtime(run: Run, opened: Pack | Checkpoint, heat: Path | None, rank: i
         "activations": settings.activations,
         "counters_path": run.counters_path(rank),
     }
+    budget = settings.budget_bytes(bytes_of(opened, settings.precision)) // world
     if isinstance(opened, Checkpoint):
-        budget = int(settings.ram_gib * GIB) // world
         runtime = ExpertRuntime.from_checkpoint(opened, budget_bytes=budget, **options)
     else:
-        all_rows = sum(rows.experts * rows.geometry.row_bytes for rows in (f.rows(settings.precision) for f in opened.layers.values()))
-        budget = settings.budget_bytes(all_rows) // world
         runtime = ExpertRuntime(
             opened, budget_bytes=budget, io_threads=settings.io_threads, direct_io=settings.direct_io,
             heat_file=heat, preheat=settings.preheat, **options,
         )  # fmt: skip
     write_info(run, rank, {"fingerprint": getattr(opened, "fingerprint", ""), "budget_bytes": budget})
     return runtime
+
+
+def bytes_of(opened: Pack | Checkpoint, precision: str) -> int:
+    """Bytes of all rows at a precision, in the pack or encoded from the checkpoint."""
+    rows = [f.rows(precision) for f in opened.layers.values()] if isinstance(opened, Pack) else row_sources(opened, precision).values()
+    return sum(r.experts * r.geometry.row_bytes for r in rows)
 
 
 def heat_file(settings: MoetConfig, pack: Pack, rank: int, world: int) -> Path:

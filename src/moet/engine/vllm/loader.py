@@ -15,14 +15,18 @@ from moet.checkpoint import Checkpoint
 
 
 class MoetModelLoader(DefaultModelLoader):
-    """Every parameter must be filled by some tensor (vLLM checks that by default only where nothing is quantized)."""
+    """Every parameter of the model must be filled by some tensor (vLLM checks that by default only where nothing is quantized). Not a drafter's:
+    MTP layers without an embedding and a head of their own get the model's after loading."""
 
     def __init__(self, load_config: Any) -> None:
         stock = copy.copy(load_config)
         stock.load_format = "safetensors"
         super().__init__(stock)
-        if self.enable_weights_track is None:
-            self.enable_weights_track = True
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        if "enable_weights_track" not in self.load_config.model_loader_extra_config:
+            self.enable_weights_track = model_config.runner_type != "draft"
+        super().load_weights(model, model_config)
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Generator[tuple[str, torch.Tensor], None, None]:
         folder, files, _, _ = self._prepare_weights(

@@ -2,12 +2,14 @@
 
 import functools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from moet.engine.vllm.run import Run
@@ -39,20 +41,19 @@ GAUGES = {
 
 
 def install() -> None:
-    """Adds the collector to the process's registry, and to the one that several API servers share."""
-    REGISTRY.register(MoetCollector())
-    from vllm.entrypoints.serve.instrumentator import metrics as endpoint
-
-    original = endpoint.get_prometheus_registry
+    """Adds the collector to what this process shows. Several API servers show the sum of their files, in a registry made anew for each request, so
+    there the collector joins the one that reads these files."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        REGISTRY.register(MoetCollector())
+        return
+    original = MultiProcessCollector.collect
 
     @functools.wraps(original)
-    def get_prometheus_registry() -> CollectorRegistry:
-        registry = original()
-        if registry is not REGISTRY:  # several API servers: vLLM merges their files in a registry of its own
-            registry.register(MoetCollector())
-        return registry
+    def collect(self: MultiProcessCollector) -> Iterator[Metric]:
+        yield from original(self)
+        yield from MoetCollector().collect()
 
-    endpoint.get_prometheus_registry = get_prometheus_registry
+    MultiProcessCollector.collect = collect
 
 
 class MoetCollector(Collector):

@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 
+from moet.checkpoint import Checkpoint
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError
+from moet.moe.encode import row_sources
 from moet.pack import Pack
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -14,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def check(config: Any, run: Run) -> None:
     """Raises one EngineError with everything in `config` (VllmConfig) that cannot be served."""
-    problems = [*platform(config), *parallel(config.parallel_config), *model(config), *pack(run)]
+    problems = [*platform(config), *parallel(config.parallel_config), *model(config), *experts(run)]
     if problems:
         raise EngineError("moet cannot serve this: " + "; ".join(problems))
 
@@ -70,10 +72,16 @@ def model(config: Any) -> list[str]:
     return out
 
 
-def pack(run: Run) -> list[str]:
-    """Raises PackError if the pack is damaged or of another format version."""
+def experts(run: Run) -> list[str]:
+    """Raises PackError if the pack is damaged or of another format version, CheckpointError if the checkpoint is not one that moet knows."""
     if run.packed:
         opened = Pack.open(Path(run.source))
         if run.settings.precision == "native" and not opened.has_native:
             return [f"precision native: {run.source} has base rows only; pack again with --native"]
+        return []
+    sources = row_sources(Checkpoint.open(run.source), run.settings.precision)
+    needed = sum(s.experts * s.geometry.row_bytes for s in sources.values())
+    budget = run.settings.budget_bytes(needed)
+    if budget:
+        return [f"a memory budget of {budget} bytes: a checkpoint without a pack needs room for all its experts, {needed} bytes; `moet pack` it first, or raise ram_gib"]
     return []

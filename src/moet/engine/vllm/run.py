@@ -61,13 +61,13 @@ _made = 0
 
 
 def make_run_dir(settings: MoetConfig, launcher: int) -> str:
-    """The folder of the next run of process `launcher`; the same name in each process that asks on its behalf (several API servers)."""
+    """The folder of the next run of process `launcher`. An API server of several, forked or spawned by it, gets the folder of its only run."""
     global _made
     if settings.run_dir:
         Path(settings.run_dir).mkdir(parents=True, exist_ok=True)
         return settings.run_dir
     remove_stale()
-    path = Path(tempfile.gettempdir()) / f"{PREFIX}{launcher}-{_made}"
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}{launcher}-{_made if launcher == os.getpid() else 0}"
     _made += 1
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid():

@@ -63,7 +63,6 @@ SIGNATURES: Final[dict[str, dict[str, dict[str, str]]]] = {
         "http": {
             "vllm.entrypoints.openai.models.serving:OpenAIModelRegistry.show_available_models": "self",
             "vllm.entrypoints.generate.base.serving:GenerateBaseServing._raise_if_error": "self, finish_reason, request_id",
-            "vllm.v1.metrics.prometheus:get_prometheus_registry": "",
         },
     },
     "0.33": {
@@ -126,7 +125,6 @@ SIGNATURES: Final[dict[str, dict[str, dict[str, str]]]] = {
         "http": {
             "vllm.entrypoints.openai.models.serving:OpenAIModelRegistry.show_available_models": "self",
             "vllm.entrypoints.generate.base.serving:GenerateBaseServing._raise_if_error": "self, finish_reason, request_id",
-            "vllm.v1.metrics.prometheus:get_prometheus_registry": "",
         },
     },
 }  # fmt: skip
