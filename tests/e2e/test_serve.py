@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 openai = pytest.importorskip("openai")
+from moet.config import MoetConfig
 from moet.pack import Pack
 from tests.e2e.engine_run import invert
 from tests.e2e.engine_server import serving
@@ -43,7 +44,7 @@ def idle(server) -> bool:
 def test_the_model_card_says_the_mode(client):
     (card,) = client.models.list().data
     assert card.id == "tiny"
-    assert card.model_extra["moet"] == {"precision": "base", "activations": "fp32", "experts": "pack"}
+    assert card.model_extra["moet"] == {"precision": "base", "activations": MoetConfig().activations, "experts": "pack"}
 
 
 def test_chat_with_logprobs(client):
@@ -103,7 +104,7 @@ def test_metrics(client, server):
     assert server.metric("moet:read_latency_seconds_count") == rows
     (pack,) = (server.folder / "packs" / "packs").glob("tiny-*-base")
     fingerprint = Pack.open(pack).fingerprint
-    assert server.metric("moet:info", precision="base", activations="fp32", source="pack", fingerprint=fingerprint) == 1
+    assert server.metric("moet:info", precision="base", activations=MoetConfig().activations, source="pack", fingerprint=fingerprint) == 1
 
 
 def test_a_row_that_cannot_be_read_fails_its_requests_with_the_reason(client, server):
