@@ -31,9 +31,21 @@ inline Vec::F row_scales(const uint8_t* block, int half, int row) {
   }
 }
 
-// R vectors of rows from `row` on, M tokens.
-template <int format, int R, int M>
-inline __attribute__((always_inline)) void float_rows(const uint8_t* block, int row, const float* x, float* acc, int64_t acc_row) {
+// The block's values without their scales, [column][row].
+template <int format>
+inline void decode_block(const uint8_t* block, float* values) {
+  constexpr int kCodes = 32 / format_bits(format);
+  for (int s = 0; s < format_bits(format); ++s)
+    for (int row = 0; row < 64; row += Vec::W) {
+      const Vec::I word = Vec::load_words(block + 4 * (64 * s + row));
+#pragma GCC unroll 16
+      for (int j = 0; j < kCodes; ++j) Vec::store(values + 64 * (s * kCodes + j) + row, decode<format>(word, j));
+    }
+}
+
+// R vectors of rows from `row` on, M tokens. kDecoded: the values are in `values` already.
+template <int format, int R, int M, bool kDecoded>
+inline __attribute__((always_inline)) void float_rows(const uint8_t* block, const float* values, int row, const float* x, float* acc, int64_t acc_row) {
   constexpr int kCodes = 32 / format_bits(format);                 // codes a word
   constexpr int kHalves = format == kNvfp4 ? 2 : 1;
   constexpr int kWords = 32 / kCodes / kHalves;                    // words a scale
@@ -46,7 +58,7 @@ inline __attribute__((always_inline)) void float_rows(const uint8_t* block, int 
     for (int s = half * kWords; s < (half + 1) * kWords; ++s) {
       Vec::I word[R];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) word[r] = Vec::load_words(block + 4 * (64 * s + row + r * Vec::W));
+      for (int r = 0; r < R && !kDecoded; ++r) word[r] = Vec::load_words(block + 4 * (64 * s + row + r * Vec::W));
 #pragma GCC unroll 16
       for (int j = 0; j < kCodes; ++j) {
         Vec::F xs[M];
@@ -54,7 +66,7 @@ inline __attribute__((always_inline)) void float_rows(const uint8_t* block, int 
         for (int m = 0; m < M; ++m) xs[m] = Vec::broadcast(x + 32 * m + s * kCodes + j);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const Vec::F v = decode<format>(word[r], j);
+          const Vec::F v = kDecoded ? Vec::load(values + 64 * (s * kCodes + j) + row + r * Vec::W) : decode<format>(word[r], j);
 #pragma GCC unroll 8
           for (int m = 0; m < M; ++m) part[r][m] = Vec::fma(v, xs[m], part[r][m]);
         }
@@ -74,19 +86,26 @@ inline __attribute__((always_inline)) void float_rows(const uint8_t* block, int 
 
 template <int format>
 void run_float(const BlockRun& run) {
-  constexpr int kOne = Vec::W == 16 ? 4 : 4, kMany = 2, kTokens = 4;   // vectors of rows for one token, for several; tokens at once
+  constexpr int kOne = 4, kMany = 2, kTokens = 4;   // vectors of rows for one token, for several; tokens at once
+  constexpr int kDecodeFor = 8;                     // tokens from which decoding to L1 pays: 8 KiB written and read instead of 2 to 7 instructions a vector
+  alignas(64) float values[kBlockCols * kBlockRows];
   const uint8_t* block = run.blocks;
   const uint8_t* acts = run.acts;
   float* acc = run.acc;
+  const bool decoded = run.tokens >= kDecodeFor;
   for (int i = 0; i < run.count; ++i, block += block_bytes(format), acts += run.acts_step, acc += run.acc_step) {
     const float* x = reinterpret_cast<const float*>(acts);
     prefetch_block<format>(block + run.ahead);
+    if (decoded) decode_block<format>(block, values);
     int m = 0;
     for (; m + kTokens <= run.tokens; m += kTokens)
-      for (int row = 0; row < 64; row += kMany * Vec::W)
-        float_rows<format, kMany, kTokens>(block, row, x + 32 * m, acc + m * run.acc_row, run.acc_row);
+      for (int row = 0; row < 64; row += kMany * Vec::W) {
+        float* a = acc + m * run.acc_row;
+        if (decoded) float_rows<format, kMany, kTokens, true>(block, values, row, x + 32 * m, a, run.acc_row);
+        else float_rows<format, kMany, kTokens, false>(block, values, row, x + 32 * m, a, run.acc_row);
+      }
     for (; m < run.tokens; ++m)
       for (int row = 0; row < 64; row += kOne * Vec::W)
-        float_rows<format, kOne, 1>(block, row, x + 32 * m, acc + m * run.acc_row, run.acc_row);
+        float_rows<format, kOne, 1, false>(block, values, row, x + 32 * m, acc + m * run.acc_row, run.acc_row);
   }
 }

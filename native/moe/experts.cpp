@@ -98,7 +98,7 @@ void run_experts(Pool& pool, const MlpSettings& settings, const std::vector<Expe
 
   // Long pieces of a tile's row blocks stream best; 8 tasks a thread keep the threads equally busy.
   const int64_t wanted = (count * runner.row_blocks + 8 * pool.threads() - 1) / (8 * pool.threads());
-  const int piece = int(std::clamp<int64_t>(wanted, 2, 16)), pieces = (runner.row_blocks + piece - 1) / piece;
+  const int piece = int(std::clamp<int64_t>(wanted, 2, 64)), pieces = (runner.row_blocks + piece - 1) / piece;
   pool.run(count * pieces, [&](int64_t i) {
     const int begin = int(i % pieces) * piece;
     runner.down_rows(jobs[i / pieces], begin, std::min(begin + piece, runner.row_blocks));
