@@ -58,7 +58,7 @@ def run_rows(rows: list[Row], work: Path) -> list[dict]:
         found = answers.get(result["id"])
         if isinstance(found, str):
             errors = [line for line in found.splitlines() if "Error" in line]
-            result["not_served"] = f"failed: {errors[-1].split('] ')[-1].strip() if errors else 'no answer'}"
+            result["not_served"] = f"failed: {errors[-1].split(']: ')[-1].strip() if errors else 'no answer'}"
         elif found:
             result["served"] = {}
             for precision, answer in found.items():
