@@ -27,14 +27,14 @@ from moet.pack import Pack
 logger = init_logger("vllm.moet")
 HEAT_SECONDS = 60.0  # vLLM kills its workers when a server is stopped without --shutdown-timeout; then at most this much heat is lost
 
-_shared: "weakref.WeakValueDictionary[str, Experts]" = weakref.WeakValueDictionary()
+_shared: "weakref.WeakValueDictionary[Run, Experts]" = weakref.WeakValueDictionary()
 
 
 def of(run: Run, config: Any) -> "Experts":
     """The experts of this process for `run`; the layers' methods keep them alive, so they go with the engine."""
-    found = _shared.get(run.run_dir)
+    found = _shared.get(run)
     if found is None:
-        found = _shared[run.run_dir] = Experts(run, config)
+        found = _shared[run] = Experts(run, config)
     return found
 
 

@@ -64,7 +64,11 @@ def make_run_dir(settings: MoetConfig, launcher: int) -> str:
     """The folder of the next run of process `launcher`. An API server of several, forked or spawned by it, gets the folder of its only run."""
     global _made
     if settings.run_dir:
-        Path(settings.run_dir).mkdir(parents=True, exist_ok=True)
+        named = Path(settings.run_dir)
+        named.mkdir(parents=True, exist_ok=True)
+        if launcher == os.getpid():  # an earlier run's failures are not this one's
+            for path in [*named.glob("rank-*"), named / "failures"]:
+                path.unlink(missing_ok=True)
         return settings.run_dir
     remove_stale()
     path = Path(tempfile.gettempdir()) / f"{PREFIX}{launcher}-{_made if launcher == os.getpid() else 0}"
