@@ -70,7 +70,7 @@ def write_minimax_m2(
     """MiniMax-M2.x: sigmoid routing with a bias beside the gate (not under it), norms over all heads, partial rotary.
     The config promises MTP modules; the published files have none."""
     heads, kv_heads, head = (
-        max(hidden // 32, 4),
+        max(hidden // 128 * 4, 4),
         4,
         32,
     )  # 4 x 32 rows of k and v: vLLM refuses FP8 blocks across them

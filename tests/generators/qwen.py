@@ -26,7 +26,7 @@ def write_qwen3_moe(
     the same for fp8 (Qwen3-30B-A3B-FP8), BF16 for the others (modelopt's and llmcompressor's experts-only recipes)."""
     dense = dense or (scheme if scheme in ("fp8_block", "fp8_block_bf16", "fp8_block_f16") else "bf16")
     heads, kv_heads, head = (
-        max(hidden // 32, 4),
+        max(hidden // 128 * 4, 4),
         4,
         32,
     )  # 4 x 32 rows of k and v: vLLM refuses FP8 blocks across them
