@@ -39,9 +39,12 @@ struct Vec {
     const F magnitude = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6), a);
     return _mm256_or_ps(magnitude, cast(and_(sll(a, 28), splat(0x80000000u))));
   }
-  static F e4m3(I a) {   // exponent and mantissa moved to float32's place are the value times 2^-120, subnormals too
-    const I bits = _mm256_or_si256(and_(sll(a, 24), splat(0x80000000u)), and_(sll(a, 20), splat(0x07f00000u)));
-    return mul(cast(bits), splat_float(0x1p120f));
+  // Exponent and mantissa moved to float32's place, the exponent raised by 120: y = 2^(e-7) (1 + m/8). That is the value but where e is 0: there it
+  // is 2y - 2^-6 = 2^-6 m/8, and there only is 2y - 2^-6 the smaller one. No float32 subnormal on the way: Intel needs 150 cycles for each.
+  static F e4m3(I a) {
+    const F y = cast(add32(and_(sll(a, 20), splat(0x07f00000u)), splat(120u << 23)));
+    const F magnitude = _mm256_min_ps(y, fma(y, splat_float(2.0f), splat_float(-0x1p-6f)));
+    return _mm256_or_ps(magnitude, cast(and_(sll(a, 24), splat(0x80000000u))));
   }
   static F ue8m0(I a) { return cast(_mm256_max_epu32(sll(a, 23), splat(0x00400000u))); }   // 2^-127 is a float32 subnormal
 

@@ -39,9 +39,12 @@ struct Vec {
   static F e2m1(I a) {                                                                                         // low 4 bits select
     return _mm512_permutexvar_ps(a, _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6));
   }
-  static F e4m3(I a) {   // exponent and mantissa moved to float32's place are the value times 2^-120, subnormals too
-    const I bits = _mm512_or_si512(and_(sll(a, 24), splat(0x80000000u)), and_(sll(a, 20), splat(0x07f00000u)));
-    return mul(cast(bits), splat_float(0x1p120f));
+  // Exponent and mantissa moved to float32's place, the exponent raised by 120: y = 2^(e-7) (1 + m/8). That is the value but where e is 0: there it
+  // is 2y - 2^-6 = 2^-6 m/8, and there only is 2y - 2^-6 the smaller one. No float32 subnormal on the way: Intel needs 150 cycles for each.
+  static F e4m3(I a) {
+    const F y = cast(add32(and_(sll(a, 20), splat(0x07f00000u)), splat(120u << 23)));
+    const F magnitude = _mm512_min_ps(y, fma(y, splat_float(2.0f), splat_float(-0x1p-6f)));
+    return cast(_mm512_or_si512(_mm512_castps_si512(magnitude), and_(sll(a, 24), splat(0x80000000u))));
   }
   static F ue8m0(I a) { return cast(_mm512_max_epu32(sll(a, 23), splat(0x00400000u))); }   // 2^-127 is a float32 subnormal
 
