@@ -72,6 +72,8 @@ def test_served_as_transformers_computes_it(tmp_path: Path) -> None:
             folder = made[row.id].write_dequantized(tmp_path / row.id / precision, experts)
             agreement = serve.compare(folder, answer[precision])
             assert agreement.holds(row.tolerance), (row.id, precision, agreement)
+        other = serve.compare(tmp_path / row.id / "native", answer["base"])
+        assert not other.holds(row.tolerance), f"{row.id}: base answers pass as native ones, so nothing was compared: {other}"
 
 
 def test_the_page_is_the_json() -> None:
