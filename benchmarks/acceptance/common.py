@@ -12,10 +12,13 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import record  # noqa: E402,F401
 import serving  # noqa: E402
 
+from moet.config import MoetConfig  # noqa: E402
+
 DEMO = ROOT / "demo" / "model"
 RESULTS = ROOT / "docs" / "results"
 SEED_ENV = {"OMP_NUM_THREADS": "1"}
 FLOAT32 = ("--dtype", "float32")
+MODE = f"base and native, {MoetConfig().activations} activations inside the experts, float32 outside"
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import DEMO, FLOAT32, RESULTS, ROOT, SEED_ENV, answers, difference, record, serving
+from common import DEMO, FLOAT32, MODE, RESULTS, ROOT, SEED_ENV, answers, difference, record, serving
 
 PROMPTS, TOKENS = 20, 48
 
@@ -74,7 +74,7 @@ def main() -> None:
         "base_against_stock": drift,
         "texts": {"stock": [a["text"] for a in stock], **{p: [a["text"] for a in s] for p, s in served.items()}},
     }
-    record.write(options.out, claims, samples, mode="base and native, float32 activations", prompts=PROMPTS, tokens=TOKENS)
+    record.write(options.out, claims, samples, mode=MODE, prompts=PROMPTS, tokens=TOKENS)
     for c in claims:
         print(c.id, c.what, c.value, c.unit, "held" if c.held else "NOT HELD")
 

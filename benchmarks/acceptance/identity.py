@@ -8,7 +8,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from common import DEMO, FLOAT32, RESULTS, SEED_ENV, answers, equal, record, serving
+from common import DEMO, FLOAT32, MODE, RESULTS, SEED_ENV, answers, equal, record, serving
 
 PROMPTS, TOKENS = 6, 32
 MTP = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
@@ -67,7 +67,7 @@ def main() -> None:
             "texts": [a["text"] for a in whole],
         }
         print({k: v for k, v in same.items()}, flush=True)
-    record.write(options.out, claims, samples, mode="base and native, float32 activations", prompts=PROMPTS, tokens=TOKENS)
+    record.write(options.out, claims, samples, mode=MODE, prompts=PROMPTS, tokens=TOKENS)
 
 
 if __name__ == "__main__":
