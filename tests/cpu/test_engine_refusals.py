@@ -28,6 +28,7 @@ CASES = {  # name -> (model, EngineArgs, what the error must say; "" for none)
     "online quantization": (SOURCE, {"additional_config": {"moet": {}}, "quantization": "fp8_per_tensor"}, "--quantization-config"),
     "no native rows": (PACK, {"additional_config": {"moet": {"precision": "native"}}}, "pack again with --native"),
     "checkpoint that does not fit": (SOURCE, {"additional_config": {"moet": {"ram_percent": 50}}}, "needs room for all its experts"),
+    "too little memory": (PACK, {"additional_config": {"moet": {"ram_percent": 1}}}, "arena budget: expected at least"),
     "unknown setting": (PACK, {"additional_config": {"moet": {"ram": 1}}}, "moet.ram: unknown setting"),
     "settings that are none": (PACK, {"additional_config": {"moet": 3}}, "expected an object of settings, found 3"),
     "other additional config": (PACK, {"additional_config": {"moet": {}, "other": 1}}, "expected moet alone, found other too"),

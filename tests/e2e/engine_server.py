@@ -31,7 +31,7 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum over the samples of `name` that have all of `labels`."""
-        found = re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})? (\S+)$", self.get("/metrics"), re.M)
+        found = re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
         wanted = {f'{key}="{value}"' for key, value in labels.items()}
         return sum(float(value) for text, value in found if wanted <= set(text.split(",")))
 

@@ -7,16 +7,18 @@ import torch
 
 from moet.checkpoint import Checkpoint
 from moet.engine.vllm.run import Run
-from moet.errors import EngineError
+from moet.errors import EngineError, StoreError
 from moet.moe.encode import row_sources
 from moet.pack import Pack
+from moet.store import Pager
 
 DTYPES = (torch.float32, torch.bfloat16)
+SMALL = 1 << 30  # bytes; a budget that may be below the pager's minimum, a few rows, and whose arena costs nothing to try
 
 
 def check(config: Any, run: Run) -> None:
     """Raises one EngineError with everything in `config` (VllmConfig) that cannot be served."""
-    problems = [*platform(config), *parallel(config.parallel_config), *model(config), *experts(run)]
+    problems = [*platform(config), *parallel(config.parallel_config), *model(config), *experts(run, config.parallel_config.tensor_parallel_size)]
     if problems:
         raise EngineError("moet cannot serve this: " + "; ".join(problems))
 
@@ -72,16 +74,26 @@ def model(config: Any) -> list[str]:
     return out
 
 
-def experts(run: Run) -> list[str]:
+def experts(run: Run, world: int) -> list[str]:
     """Raises PackError if the pack is damaged or of another format version, CheckpointError if the checkpoint is not one that moet knows."""
     if run.packed:
-        opened = Pack.open(Path(run.source))
-        if run.settings.precision == "native" and not opened.has_native:
-            return [f"precision native: {run.source} has base rows only; pack again with --native"]
-        return []
+        return rows(run, Pack.open(Path(run.source)), world)
     sources = row_sources(Checkpoint.open(run.source), run.settings.precision)
     needed = sum(s.experts * s.geometry.row_bytes for s in sources.values())
     budget = run.settings.budget_bytes(needed)
     if budget:
         return [f"a memory budget of {budget} bytes: a checkpoint without a pack needs room for all its experts, {needed} bytes; `moet pack` it first, or raise ram_gib"]
+    return []
+
+
+def rows(run: Run, pack: Pack, world: int) -> list[str]:
+    precision = run.settings.precision
+    if precision == "native" and not pack.has_native:
+        return [f"precision native: {run.source} has base rows only; pack again with --native"]
+    budget = run.settings.budget_bytes(sum(f.rows(precision).experts * f.rows(precision).geometry.row_bytes for f in pack.layers.values()))
+    if 0 < budget < SMALL:
+        try:  # here, and not first in a worker, whose reason the log buries
+            Pager.from_pack(pack, precision, budget_bytes=budget // world, world=world, io_threads=1).close()
+        except StoreError as e:
+            return [f"memory for experts, a rank: {e}"]
     return []
