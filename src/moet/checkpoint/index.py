@@ -1,10 +1,9 @@
 """Which shard holds which tensor: model.safetensors.index.json, or the header of the only file."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from moet.checkpoint.safetensors import read_header, unique_keys
+from moet.checkpoint.safetensors import parse_json, read_header
 from moet.checkpoint.source import ShardSource
 from moet.errors import CheckpointError
 
@@ -16,7 +15,7 @@ def read_json(path: Path, unique: bool = False) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError naming the file if it is none, or if keys have to be `unique` and
     one comes twice."""
     try:
-        value = json.loads(path.read_text("utf-8"), object_pairs_hook=unique_keys if unique else None)
+        value = parse_json(path.read_bytes(), unique)
     except (OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"{path}: expected a JSON object, found: {e}") from e
     if not isinstance(value, dict):

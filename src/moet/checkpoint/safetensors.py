@@ -44,6 +44,9 @@ DTYPE_BITS = {
 MAX_HEADER_BYTES = 100_000_000
 """safetensors' own limit (MAX_HEADER_SIZE)."""
 
+MAX_DIMENSIONS = 64
+"""PyTorch's and NumPy's limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -99,9 +102,18 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def parse_json(raw: bytes, unique: bool = False) -> Any:
+    """JSON in UTF-8. Raises ValueError or RecursionError, also for half a surrogate pair: nothing can write
+    one again."""
+    value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys if unique else None)
+    if b"\\u" in raw:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
+        header = parse_json(raw, unique=True)
     except (ValueError, RecursionError) as e:
         raise _broken(path, "a JSON object as header, every name once", f"{e}") from e
     if not isinstance(header, dict) or raw[:1] != b"{":
@@ -134,14 +146,15 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _broken(path, f"tensor {name} to have dtype, shape and data_offsets", repr(entry)[:100])
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise CheckpointError(
-            f"{path}, tensor {name}, dtype: expected one of {', '.join(DTYPE_BITS)}, found {dtype!r}"
+            f"{path}, tensor {name}, dtype: expected one of {', '.join(DTYPE_BITS)}, found {dtype!r:.100}"
         )
-    if not _naturals(shape):
-        raise _broken(path, f"tensor {name}, shape: a list of integers >= 0", repr(shape))
+    if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
+        expected = f"tensor {name}, shape: a list of up to {MAX_DIMENSIONS} integers >= 0"
+        raise _broken(path, expected, repr(shape)[:100])
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _broken(path, f"tensor {name}, data_offsets: two ascending integers", repr(offsets))
+        raise _broken(path, f"tensor {name}, data_offsets: two ascending integers", repr(offsets)[:100])
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     nbytes = offsets[1] - offsets[0]
     if bits != nbytes * 8:
@@ -151,5 +164,5 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
 
 def _naturals(values: Any) -> bool:
     return isinstance(values, list) and all(
-        isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values
+        isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63 for v in values
     )

@@ -39,7 +39,7 @@ def show(cache_dir: Folder = None, as_json: Annotated[bool, typer.Option("--json
 
 @app.command()
 def prune(
-    max_gib: Annotated[float, typer.Option("--max-gib", help="what may stay, in GiB", min=0)],
+    max_gib: Annotated[float, typer.Option("--max-gib", help="what may stay, in GiB", min=0, max=1 << 20)],
     cache_dir: Folder = None,
 ) -> None:
     """Removes the least recently used packs until the rest takes at most --max-gib. Packs in use stay."""

@@ -1,5 +1,6 @@
 """`moet`: finds the command, and turns moet's own errors into one clear line and an exit code."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -38,12 +39,19 @@ def build_app(only: str | None = None) -> typer.Typer:
             if isinstance(target, typer.Typer):
                 app.add_typer(target, name=name)
             else:
-                settings = {"allow_extra_args": True, "ignore_unknown_options": True} if name == "serve" else {}
+                settings = {"allow_extra_args": True} if name == "serve" else {}
                 app.command(name, context_settings=settings)(target)
     return app
 
 
+def one_line(text: str) -> str:
+    """A message may quote a file or tensor name with control characters in it."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that the terminal's encoding lacks
     arguments = sys.argv[1:]
     if arguments in (["--version"], ["-V"]):
         print(f"moet {moet.__version__}")
@@ -51,8 +59,12 @@ def main() -> None:
     try:
         build_app(arguments[0] if arguments and arguments[0] in COMMANDS else None)()
     except MoetError as e:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"moet: {e}", style="bold red", markup=False)
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(f"moet: {one_line(str(e))}", style="bold red", markup=False)
         sys.exit(e.exit_code)
+    except BrokenPipeError:  # who reads our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

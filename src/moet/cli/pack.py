@@ -57,7 +57,7 @@ def open_source(
     """A folder, complete or growing, or a Hub id ORG/NAME. Raises CheckpointError if it is neither."""
     from moet.checkpoint.sources_remote import GrowingSource, HubSource, is_hub_id
 
-    if Path(src).is_dir():
+    if src and Path(src).is_dir():
         return GrowingSource(Path(src), patience=wait, consume=consume, waiting=progress.stage)
     if is_hub_id(src):
         from huggingface_hub.utils import disable_progress_bars
@@ -66,8 +66,8 @@ def open_source(
         store = dst / ".moet" / "download" if consume else None
         return HubSource(src, revision=revision, store=store, consume=consume, waiting=progress.stage)
     raise CheckpointError(
-        f"{src}: expected a checkpoint folder or a Hub id ORG/NAME, "
-        f"found {'a file' if Path(src).exists() else 'neither'}"
+        f"{src or 'SRC'}: expected a checkpoint folder or a Hub id ORG/NAME, "
+        f"found {'nothing' if not src else 'a file' if Path(src).exists() else 'neither'}"
     )
 
 

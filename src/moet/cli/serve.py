@@ -33,7 +33,7 @@ def serve(
     io_threads: Annotated[int, typer.Option(help="threads that read rows")] = 8,
     buffered: Annotated[bool, typer.Option("--buffered", help="read through the page cache, not around it")] = False,
     cache_dir: Annotated[Path | None, typer.Option(help="where packs are made and kept; ~/.cache/moet")] = None,
-    cache_gib: Annotated[float, typer.Option(help="before a new pack is made, remove the least recently used ones over this size; 0: no limit")] = 0.0,
+    cache_gib: Annotated[float, typer.Option(min=0, max=1 << 20, help="before a new pack is made, remove the least recently used ones over this size; 0: no limit")] = 0.0,
     print_only: Annotated[bool, typer.Option("--print", help="print command, environment and settings as JSON, and do nothing")] = False,
 ) -> None:
     """Serves a Mixture-of-Experts model with vLLM. What follows -- goes to `vllm serve` as it is, and overrides moet's defaults."""

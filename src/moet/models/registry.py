@@ -14,6 +14,7 @@ from moet.models.minimax_m2 import MINIMAX_M2
 from moet.models.mixtral import MIXTRAL
 from moet.models.olmoe import OLMOE
 from moet.models.qwen3_moe import QWEN3_MOE
+from moet.models.rules import MOST_LAYERS, listed, natural
 from moet.models.spec import Activation, ModelSpec, MoeLayer
 
 FAMILIES: tuple[ModelFamily, ...] = (
@@ -34,11 +35,15 @@ BY_ARCHITECTURE: dict[str, ModelFamily] = {
 }
 
 
+MOST_EXPERTS, MOST_WIDTH = 1 << 16, 1 << 24
+"""A config.json beyond these is damaged: refused before anything is counted up to it."""
+
+
 def family_of(config: dict[str, Any]) -> tuple[str, ModelFamily]:
     """(architecture, family) of a config.json. Raises CheckpointError that lists the known architectures."""
-    names = config.get("architectures") or []
+    names = listed(config, "architectures")
     for name in names:
-        if name in BY_ARCHITECTURE:
+        if isinstance(name, str) and name in BY_ARCHITECTURE:
             return name, BY_ARCHITECTURE[name]
     raise CheckpointError(
         f"config.json, architectures: expected one of {', '.join(sorted(BY_ARCHITECTURE))}; found {names}. "
@@ -71,9 +76,9 @@ def spec_of(config: dict[str, Any], names: Collection[str] = ()) -> ModelSpec:
     architecture, family = family_of(config)
     text = text_config(config, family)
     count_key = next((key for key in family.count if text.get(key) is not None), family.count[0])
-    count = _positive(text, count_key, architecture)
+    count = _positive(text, count_key, architecture, MOST_EXPERTS)
     inter = _positive(text, family.inter, architecture)
-    num_layers = _positive(text, family.layers, architecture)
+    num_layers = _positive(text, family.layers, architecture, MOST_LAYERS)
     pattern = _spelling(family.experts, names)
     layers = [
         MoeLayer(index, pattern.format(layer=index), count, inter)
@@ -81,7 +86,8 @@ def spec_of(config: dict[str, Any], names: Collection[str] = ()) -> ModelSpec:
         if family.has_experts(text, index)
     ]
     mtp_pattern = family.mtp_experts or pattern
-    mtp_width = _positive(text, family.mtp_width, architecture) if text.get(family.mtp_width) else count
+    own_width = text.get(family.mtp_width)
+    mtp_width = _positive(text, family.mtp_width, architecture, MOST_EXPERTS) if own_width else count
     for k in range(mtp_layer_count(family, text)):
         index = num_layers + k
         if not names or _any_starts(names, layer_prefix(mtp_pattern).format(layer=index, mtp=k)):
@@ -108,7 +114,7 @@ def spec_of(config: dict[str, Any], names: Collection[str] = ()) -> ModelSpec:
 
 def mtp_layer_count(family: ModelFamily, text: dict[str, Any]) -> int:
     """How many MTP layers the config declares (0 if the family has no key for it)."""
-    return int(text.get(family.mtp_count) or 0) if family.mtp_count else 0
+    return natural(text, family.mtp_count, 0) if family.mtp_count else 0
 
 
 def dense_prefixes(family: ModelFamily, config: dict[str, Any]) -> tuple[str, ...]:
@@ -138,11 +144,12 @@ def _any_starts(names: Collection[str], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in names)
 
 
-def _positive(text: dict[str, Any], key: str, architecture: str) -> int:
+def _positive(text: dict[str, Any], key: str, architecture: str, most: int = MOST_WIDTH) -> int:
     value = text.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
         raise CheckpointError(
-            f"config.json of {architecture}, {key}: expected a positive integer, found {value!r}"
+            f"config.json of {architecture}, {key}: expected a positive integer up to {most}, "
+            f"found {value!r:.100}"
         )
     return value
 

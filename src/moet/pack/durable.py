@@ -33,7 +33,7 @@ def explained(root: Path, doing: str) -> Iterator[None]:
                 f"{root}: no space left while writing {doing} ({os.strerror(e.errno)}). "
                 "Finished layers are kept: make room and run the same command again"
             ) from e
-        where = f" ({e.filename})" if e.filename else ""
+        where = f" ({e.filename2 or e.filename})" if e.filename else ""
         raise PackError(
             f"{root}: expected to be able to write {doing}, found: {e.strerror or e}{where}"
         ) from e

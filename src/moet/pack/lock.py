@@ -2,6 +2,7 @@
 dies."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,7 +23,6 @@ def hold(root: Path) -> Iterator[None]:
     try:
         if root.exists() and not root.is_dir():
             raise PackError(f"{root}: expected a folder to write the pack to, found a file")
-        folder.mkdir(parents=True, exist_ok=True)
         fd = _acquire(folder / "lock", root)
     except OSError as e:
         raise PackError(
@@ -43,12 +43,21 @@ def remove(root: Path) -> None:
         elif path.name != "lock":
             path.unlink()
     (folder / "lock").unlink(missing_ok=True)
-    folder.rmdir()
+    try:
+        folder.rmdir()
+    except OSError as e:
+        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+        # else another packer has taken the lock since: the folder is its own to remove
 
 
 def _acquire(path: Path, root: Path) -> int:
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            continue  # a holder finished, and removed the folder, between the two lines
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -65,7 +74,7 @@ def _acquire(path: Path, root: Path) -> int:
                 os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
                 return fd
         except FileNotFoundError:
-            path.parent.mkdir(exist_ok=True)
+            pass
         os.close(fd)
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moet.errors import PackError
+from moet.errors import CheckpointError, PackError
 from moet.pack.manifest import FORMAT_VERSION
 
 CONFIG = "config.json"
@@ -54,7 +54,7 @@ def original_config(text: bytes) -> dict[str, Any]:
 
 def copied(root: Path) -> list[str]:
     """Relative names of the files of a checkpoint folder that the pack copies: tokenizer, templates,
-    generation config, code, licence."""
+    generation config, code, licence. Raises CheckpointError if one has a name that moet.json cannot hold."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in LEFT_FOLDERS)
@@ -62,6 +62,10 @@ def copied(root: Path) -> list[str]:
             path = Path(folder, name)
             relative = path.relative_to(root).as_posix()
             if _is_copied(relative) and path.is_file() and path.stat().st_size <= LARGEST:
+                if not relative.isprintable():
+                    raise CheckpointError(
+                        f"{root}: expected files with printable names in UTF-8, found {relative!a}; rename it"
+                    )
                 found.append(relative)
     return found
 
@@ -93,6 +97,9 @@ def refuse_folders(src: Path, dst: Path) -> None:
         raise PackError(
             f"{dst}: expected another folder than the source; the pack is a model folder of its own"
         )
+    for folder in b.parents:
+        if (folder / "moet.json").exists():
+            raise PackError(f"{dst}: expected a folder outside of other packs, found the pack {folder} around it")
     downloads = b / ".moet"  # where --consume keeps the shards of a Hub repository
     if a in b.parents or (b in a.parents and downloads not in a.parents):
         raise PackError(f"{dst}: expected a folder outside {src} and not around it; one is inside the other")

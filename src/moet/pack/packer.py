@@ -52,7 +52,7 @@ def pack(
     """
     dst = Path(dst)
     modelfiles.refuse_folders(source.root, dst)
-    with lock.hold(dst):
+    with lock.hold(dst), explained(dst, "the pack"):
         return _Run(source, dst, native, consume, workers, progress).run()
 
 
@@ -121,6 +121,7 @@ class _Run:
         complete = all(map(self._at_hand, self.checkpoint.shards))
         if complete:
             self.checkpoint.check()
+        modelfiles.copied(self.source.root)  # a name that cannot be packed shows now, not after the last layer
         resume.refuse_other_source(self.dst, self.journal, self.checkpoint, self._at_hand)
         plan = estimate.plan(self.checkpoint, self.journal, self.native, exact=complete)
         replaced = sum(p.stat().st_size for p in self.dst.rglob("*.safetensors")) if over else 0

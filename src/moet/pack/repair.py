@@ -10,6 +10,7 @@ from moet.checkpoint import Checkpoint, ShardSource
 from moet.errors import PackError
 from moet.layout import check_row, crc32c
 from moet.pack import durable, lock, modelfiles, rowfile
+from moet.pack import journal as journals
 from moet.pack import manifest as manifests
 from moet.pack.faults import Verdict
 from moet.pack.layerwriter import Geometries, RowEncoder
@@ -44,12 +45,17 @@ def repair(
     before = verify(root, workers=workers, progress=progress)
     if before.ok:
         return Repaired(before, ())
-    with lock.hold(root):
+    with lock.hold(root), durable.explained(root, "the pack"):
         durable.sweep(root)
         if any(fault.kind == "manifest" for fault in before.faults):
-            _refuse_other_rows(root, Checkpoint.open(source))
-            native = any(root.glob("experts/native-*.safetensors"))
-            rebuild(source, root, native=native, workers=workers, progress=progress)
+            try:
+                _refuse_other_rows(root, Checkpoint.open(source))
+                native = any(root.glob("experts/native-*.safetensors"))
+                rebuild(source, root, native=native, workers=workers, progress=progress)
+            except BaseException:
+                if not (root / journals.NAME).exists():
+                    lock.remove(root)  # nothing was begun: the folder stays what it was, and can be repaired again
+                raise
             return Repaired(before, ("every file",))
         try:
             rewritten = Mender(root, source, manifests.read(root), workers).mend(before.faults)

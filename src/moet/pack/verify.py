@@ -15,6 +15,7 @@ from blake3 import blake3
 from moet.errors import PackError
 from moet.layout import RowGeometry, check_row, crc32c
 from moet.pack import durable
+from moet.pack import journal as journals
 from moet.pack import manifest as manifests
 from moet.pack.faults import Fault, Verdict
 from moet.pack.manifest import Layer, Manifest, RowFile
@@ -38,7 +39,7 @@ def verify(root: Path, *, workers: int | None = None, progress: Progress | None 
     except PackError as e:
         lost = not (root / manifests.NAME).exists()
         if lost and not (
-            any(root.glob("experts/base-*.safetensors")) and not durable.work_dir(root).exists()
+            any(root.glob("experts/base-*.safetensors")) and not (root / journals.NAME).exists()
         ):
             raise
         if not lost and _other_version(root):
@@ -182,12 +183,12 @@ def _unknown(root: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _other_version(root: Path) -> bool:
-    data = (root / manifests.NAME).read_bytes()
     try:
+        data = (root / manifests.NAME).read_bytes()
         return manifests.version_of(data) != manifests.FORMAT_VERSION and not manifests.is_damaged_version(
             data
         )
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, OSError):
         return False
 
 
