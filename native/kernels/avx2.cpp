@@ -57,6 +57,7 @@ struct Vec {
   static I multiply_bytes(I u, I q) { return _mm256_maddubs_epi16(u, q); }
   static I add16(I a, I b) { return _mm256_add_epi16(a, b); }
   static I sum_pairs(I a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+  static I sum_pairs_256(I a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(256)); }
 };
 
 #include "blocks.h"

@@ -53,9 +53,14 @@ inline __attribute__((always_inline)) void int_rows(const uint8_t* block, int ro
       const uint8_t* tail = acts + m * kBytes + 32 * D;            // float scale, int32 correction[2]
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        Vec::I s = Vec::sum_pairs(sum[r][m][D - 1]);
+        Vec::I s;                                                  // digits from the highest on: s = 256 s + digit
+        if constexpr (D - Z == 1) {
+          s = Vec::sum_pairs(sum[r][m][D - 1]);
+        } else {
+          s = Vec::add32(Vec::sum_pairs_256(sum[r][m][D - 1]), Vec::sum_pairs(sum[r][m][D - 2]));
 #pragma GCC unroll 3
-        for (int d = D - 2; d >= Z; --d) s = Vec::add32(Vec::sll(s, 8), Vec::sum_pairs(sum[r][m][d]));
+          for (int d = D - 3; d >= Z; --d) s = Vec::add32(Vec::sll(s, 8), Vec::sum_pairs(sum[r][m][d]));
+        }
         if (Z) s = Vec::sll(s, 8 * Z);
         if (format == kMxfp4 && span == 0) { total[r][m] = s; continue; }
         if (format == kMxfp4) s = Vec::add32(s, total[r][m]);
