@@ -64,10 +64,11 @@ struct Runner {
     for (int first = 0; first < job.tokens; first += kTokens) {
       const int count = std::min(kTokens, job.tokens - first);
       float* out = result + int64_t(first) * hidden_padded;
-      for (int m = 0; m < count; ++m) std::fill(out + m * int64_t(hidden_padded) + begin * kBlockRows, out + m * int64_t(hidden_padded) + end * kBlockRows, 0.0f);
+      for (int m = 0; m < count; ++m) std::fill_n(out + m * int64_t(hidden_padded) + begin * kBlockRows, (end - begin) * kBlockRows, 0.0f);
       for (int tile = 0; tile < s.tiles; ++tile)
         run({job.view.w2 + tile * tile_bytes + int64_t(begin) * block_bytes(format), end - begin,
-             job.middle + (int64_t(tile) * job.tokens + first) * group, 0, count, out + begin * kBlockRows, hidden_padded, kBlockRows, tile_bytes});   // the next tile's piece is the next to be read
+             job.middle + (int64_t(tile) * job.tokens + first) * group, 0, count, out + begin * kBlockRows, hidden_padded, kBlockRows,
+             tile_bytes});   // the next tile's piece is the next to be read
       for (int m = 0; m < count; ++m)
         for (int row = begin * kBlockRows; row < end * kBlockRows; ++row) {
           float& value = out[m * int64_t(hidden_padded) + row];

@@ -38,7 +38,9 @@ void Forward::route(const Layer& layer, int begin, int count) {
   starts_.assign(size_t(experts) + 1, 0);
   for (int64_t i = 0; i < int64_t(count) * layer.top_k; ++i) {
     const int32_t id = layer.ids[int64_t(begin) * layer.top_k + i];
-    if (id >= experts) throw std::runtime_error("topk_ids: expected ids below " + std::to_string(experts) + " (negative: no expert), found " + std::to_string(id) + " for token " + std::to_string(begin + i / layer.top_k));
+    if (id >= experts)
+      throw std::runtime_error("topk_ids: expected ids below " + std::to_string(experts) + " (negative: no expert), found " + std::to_string(id) +
+                               " for token " + std::to_string(begin + i / layer.top_k));
     if (id >= 0) ++starts_[size_t(id) + 1];
   }
   distinct_.clear();
@@ -212,7 +214,8 @@ MOET_API int moet_expert_mlp(void* handle, const int32_t* geometry, const uint8_
     std::vector<const float*> rows;
     const int hidden = s.geometry.hidden, padded = s.geometry.hidden_padded();
     for (int t = 0; t < tokens; ++t) rows.push_back(x + int64_t(t) * hidden);
-    moet::run_experts(static_cast<moet::Forward*>(handle)->pool(), s, {{{segments[0], segments[1], segments[2]}, tokens, rows.data(), io.data(), middle.data()}});
+    const moet::ExpertJob job{{segments[0], segments[1], segments[2]}, tokens, rows.data(), io.data(), middle.data()};
+    moet::run_experts(static_cast<moet::Forward*>(handle)->pool(), s, {job});
     for (int t = 0; t < tokens; ++t)
       std::memcpy(out + int64_t(t) * hidden, reinterpret_cast<const float*>(io.data()) + int64_t(t) * padded, size_t(hidden) * 4);
   });
