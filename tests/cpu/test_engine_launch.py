@@ -137,3 +137,9 @@ def test_no_budgets(ram):
 )
 def test_given(extra, options, found):
     assert launch.given(extra, *options) is found
+
+
+@pytest.mark.parametrize("ranks", ["foo", "0", "-1", "1.5", ""])
+def test_a_silly_number_of_ranks_is_refused(ranks):
+    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
+        launch.cpu_environment(["-tp", ranks])

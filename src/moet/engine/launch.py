@@ -95,7 +95,10 @@ def kv_bytes() -> int:
 def cpu_environment(extra: list[str]) -> dict[str, str]:
     """Settings that vLLM reads from its environment alone; the caller's own values win."""
     wanted: dict[str, str] = {}
-    ranks = int(value_of(extra, "--tensor-parallel-size", "-tp") or 1)
+    asked = value_of(extra, "--tensor-parallel-size", "-tp")
+    if asked is not None and not (asked.isdecimal() and int(asked) > 0):
+        raise ConfigError(f"--tensor-parallel-size: expected a number of ranks, 1 or more, found {asked!r}")
+    ranks = int(asked or 1)
     if ranks > 1:  # vLLM's own binding wants a NUMA node a rank
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         wanted["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
