@@ -4,6 +4,7 @@ usage: python scripts/demo.py [--ram 25%] [QUESTION ...]
 """
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
@@ -23,10 +24,10 @@ MIB = 1 << 20
 def ask(precision: str, ram: str, questions: list[str], logs: Path, console: Console) -> dict:
     """Starts one server, asks everything in turn, and returns answers and counters."""
     began = time.monotonic()
-    with console.status(f"{precision}: starting vLLM with {ram} of the experts in RAM ..."):
-        session = serving.moet(ROOT / "demo" / "model", "--precision", precision, "--ram", ram, log=logs / f"{precision}.log")
-        server = session.__enter__()
-    try:
+    with contextlib.ExitStack() as stack:
+        with console.status(f"{precision}: starting vLLM with {ram} of the experts in RAM ..."):
+            running = serving.moet(ROOT / "demo" / "model", "--precision", precision, "--ram", ram, log=logs / f"{precision}.log")
+            server = stack.enter_context(running)
         console.print(f"{precision}: ready after {time.monotonic() - began:.0f} s at {server.url} (model {server.model})")
         answers, tokens, began = [], 0, time.monotonic()
         for question in questions:
@@ -35,8 +36,6 @@ def ask(precision: str, ram: str, questions: list[str], logs: Path, console: Con
             answers.append(reply["choices"][0]["message"]["content"].strip())
             tokens += reply["usage"]["completion_tokens"]
         return {"answers": answers, "speed": tokens / (time.monotonic() - began), "metrics": server.metrics()}
-    finally:
-        session.__exit__(None, None, None)
 
 
 def main() -> None:
