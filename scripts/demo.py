@@ -15,7 +15,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import serving  # noqa: E402
+import serving
 
 QUESTIONS = ["What is the meaning of insomniac?", "Say something about education."]  # held out: not in the training text
 MIB = 1 << 20
