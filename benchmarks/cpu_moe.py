@@ -122,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ggml", type=Path, help="folder with libggml-base.so and libggml-cpu.so; without it, no comparison")
     parser.add_argument("--llama-version", default="", help="version of llama-cpp-python that the libraries came from")
+    parser.add_argument("--label", default="", help="names the machine in the claims, as in 'avx512, 16-core Xeon: '")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--out", type=Path, default=record.ROOT / "docs" / "results" / "cpu_moe.json")
@@ -148,7 +149,7 @@ def main() -> None:
                 print(f"{shape:9} threads {threads}  {name:22} {rows[name]}", flush=True)
             table[f"{shape}, {threads} threads"] = rows
             ours = rows[f"moet {FIRST} x1"]
-            suffix = f"{shape}, 1 token, {threads} thread{'s' * (threads > 1)}"
+            suffix = f"{options.label}{shape}, 1 token, {threads} thread{'s' * (threads > 1)}"
             claims.append(record.Claim("M6", f"CPU 2-bit expert layer, {suffix}, {FIRST}: share of read bandwidth", ours["of bandwidth"], "", 0.5))
             if options.ggml and threads == 1:   # ggml's threads spin for each other: with more of them the ratio would measure what else runs here
                 for name in (FIRST, "int8"):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -22,8 +23,7 @@ def claims() -> list[dict]:
     for path in sorted((ROOT / "docs" / "results").glob("*.json")):
         result = json.loads(path.read_text())
         rows += [{**claim, "file": path.name, "mode": result.get("mode", "")} for claim in result["claims"]]
-    return sorted(rows, key=lambda c: (c["id"].rstrip("0123456789.abc"), [int(x) for x in "".join(
-        ch if ch.isdigit() else " " for ch in c["id"]).split()], c["id"]))  # fmt: skip
+    return sorted(rows, key=lambda c: ([int(part) if part.isdigit() else part for part in re.split(r"(\d+)", c["id"])], c["file"] != "cpu_moe.json"))
 
 
 def table() -> str:
