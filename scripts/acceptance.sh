@@ -6,7 +6,7 @@ bash scripts/setup.sh .venv --tests
 export OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 python=.venv/bin/python
 steps=("$@")
-[ $# -gt 0 ] || steps=(tests encode pack read cpu_moe identity fidelity architectures render)
+[ $# -gt 0 ] || steps=(tests encode pack read cpu_moe crash identity fidelity architectures render)
 for step in "${steps[@]}"; do
   echo "acceptance: $step" >&2
   case "$step" in
@@ -15,7 +15,7 @@ for step in "${steps[@]}"; do
     pack) $python benchmarks/pack.py ;;
     read) $python benchmarks/read_rows.py ;;
     cpu_moe) $python benchmarks/cpu_moe.py ;;
-    identity | fidelity) $python "benchmarks/acceptance/$step.py" ;;
+    crash | identity | fidelity) $python "benchmarks/acceptance/$step.py" ;;
     architectures) $python scripts/architectures.py ;;
     render) $python scripts/render_results.py ;;
     *) echo "acceptance: unknown step '$step'" >&2; exit 2 ;;

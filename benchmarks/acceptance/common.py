@@ -9,10 +9,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import record  # noqa: E402,F401
-import serving  # noqa: E402
+import record  # noqa: F401
+import serving
 
-from moet.config import MoetConfig  # noqa: E402
+from moet.config import MoetConfig
 
 DEMO = ROOT / "demo" / "model"
 RESULTS = ROOT / "docs" / "results"
