@@ -12,9 +12,9 @@ for step in "${steps[@]}"; do
   case "$step" in
     tests) $python -m pytest -q -m slow ;;
     encode) $python benchmarks/encode.py ;;
-    pack) $python benchmarks/pack.py ;;
-    read) $python benchmarks/read_rows.py ;;
-    cpu_moe) $python benchmarks/cpu_moe.py ;;
+    pack) mkdir -p build && $python benchmarks/pack.py --folder build/pack-source --target /dev/shm/moet-pack ;;
+    read) mkdir -p build && $python benchmarks/read_rows.py build/read-rows --json docs/results/read_rows.json ;;
+    cpu_moe) $python benchmarks/cpu_moe.py ${GGML:+--ggml "$GGML"} ;;  # GGML: folder with llama.cpp's libggml-*.so (docs/kernels-cpu.md)
     crash | identity | fidelity) $python "benchmarks/acceptance/$step.py" ;;
     architectures) $python scripts/architectures.py ;;
     render) $python scripts/render_results.py ;;
