@@ -22,7 +22,7 @@ inline constexpr uint32_t kHeatMax = 1u << 30;
 inline constexpr uint32_t kDefaultHysteresis = kHeatUnit;
 inline constexpr int64_t kAgeTouchesPerRow = 4;    // default age_every = this * rows of the class
 inline constexpr int32_t kMinSlots =
-    4;   // two for the working set, two in staging: one is read while the other is in use
+    3;   // one for the working set, two in staging: one is read while the other is in use
 
 inline int32_t default_staging(int32_t slots, int64_t rows) {
   if (slots >= rows) return 0;

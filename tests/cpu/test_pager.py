@@ -171,7 +171,7 @@ def test_budget_too_small_says_the_minimum_in_bytes_and_the_minimum_works(tmp_pa
     with pytest.raises(StoreError, match="at least") as error:
         Pager(rows.sources, budget_bytes=1000)
     minimum = int(re.search(r"at least (\d+) bytes", str(error.value))[1])
-    assert minimum == budget(4) + budget(4, LARGE)
+    assert minimum == budget(3) + budget(3, LARGE)
     with pytest.raises(StoreError):
         Pager(rows.sources, budget_bytes=minimum - 1)
     with Pager(rows.sources, budget_bytes=minimum) as pager:
@@ -183,9 +183,9 @@ def test_put_rows_stay_for_good(tmp_path):
     rows = Rows(tmp_path, {0: SMALL}, 8)
     given = random_rows(SMALL, 8, seed=99)
     sources = {**rows.sources, 1: RowSource(SMALL, 8)}
-    with pytest.raises(StoreError, match=f"at least {budget(12)} bytes"):
-        Pager(sources, budget_bytes=budget(11))
-    with Pager(sources, budget_bytes=budget(12)) as pager:
+    with pytest.raises(StoreError, match=f"at least {budget(11)} bytes"):
+        Pager(sources, budget_bytes=budget(10))
+    with Pager(sources, budget_bytes=budget(11)) as pager:
         for expert, row in enumerate(given[:7]):
             pager.put(1, expert, row)
         with pytest.raises(StoreError, match="layer 1, expert 7: expected a row by put"):
