@@ -66,8 +66,8 @@ def main() -> None:
             "metrics": {name: {k: v for k, v in r["metrics"].items() if "bucket" not in k} for name, r in runs.items()},
             "texts": [a["text"] for a in whole],
         }
-        print({k: v for k, v in same.items()}, flush=True)
-    record.write(options.out, claims, samples, mode=MODE, prompts=PROMPTS, tokens=TOKENS)
+        print(same, flush=True)
+        record.write(options.out, claims, samples, mode=MODE, prompts=PROMPTS, tokens=TOKENS)
 
 
 if __name__ == "__main__":
