@@ -59,8 +59,8 @@ def main() -> None:
         claims.append(record.Claim("M1" + {"base": "a", "native": "b"}[precision], what, sum(same.values()), f"of {len(same)}", len(same), "=="))
         m = runs["25%"]["metrics"]
         use = m["moet:arena_mapped_bytes"] / m["moet:arena_budget_bytes"]
-        what = f"`{precision}`: mapped arena over its budget, at 25 %"
-        claims.append(record.Claim("M5" + {"base": "a", "native": "b"}[precision], what, round(use, 4), "", 1.0, "<="))
+        what = f"`{precision}`: distance of the mapped arena from its budget, at 25 %"
+        claims.append(record.Claim("M5" + {"base": "a", "native": "b"}[precision], what, round(abs(use - 1), 4), "", 0.1, "<="))
         samples[precision] = {
             "same": same,
             "metrics": {name: {k: v for k, v in r["metrics"].items() if "bucket" not in k} for name, r in runs.items()},
