@@ -10,7 +10,7 @@ steps=("$@")
 for step in "${steps[@]}"; do
   echo "acceptance: $step" >&2
   case "$step" in
-    tests) $python -m pytest -q -m slow ;;
+    tests) env -u HF_HUB_OFFLINE $python -m pytest -q -m slow ;;
     encode) $python benchmarks/encode.py ;;
     pack) mkdir -p build && $python benchmarks/pack.py --folder build/pack-source --target /dev/shm/moet-pack ;;
     read) mkdir -p build && $python benchmarks/read_rows.py build/read-rows --json docs/results/read_rows.json ;;
