@@ -13,7 +13,6 @@ from tests.e2e.engine_run import invert
 from tests.e2e.engine_server import serving
 from tests.generators import write_qwen3_moe
 
-pytestmark = pytest.mark.slow
 GREEDY = {"temperature": 0, "seed": 0, "extra_body": {"ignore_eos": True}}
 
 
