@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """The commit of the working tree, with `+` if tracked sources differ from it."""
-    run = lambda *a: subprocess.run(["git", "-C", str(ROOT), *a], capture_output=True, text=True).stdout.strip()  # noqa: E731
+    run = lambda *a: subprocess.run(["git", "-C", str(ROOT), *a], capture_output=True, text=True).stdout.strip()
     dirty = run("status", "--porcelain", "--untracked-files=no", "--", "src", "native", "benchmarks", "demo")
     return run("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
 

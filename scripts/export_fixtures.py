@@ -148,7 +148,7 @@ def dequantized(tool: str, out: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(out.glob("*.safetensors")):
         with safe_open(file, "pt") as f:
-            tensors |= {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+            tensors |= {name: f.get_tensor(name) for name in f.keys()}
     unpack = _modelopt_value if tool == "modelopt" else _compressed_value
     words = {
         "gate_proj": "gate",

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("vllm")
-from moet.config import MoetConfig  # noqa: E402
-from moet.engine.vllm import shutdown  # noqa: E402
-from moet.engine.vllm.run import Run  # noqa: E402
+from moet.config import MoetConfig
+from moet.engine.vllm import shutdown
+from moet.engine.vllm.run import Run
 
 
 @pytest.fixture

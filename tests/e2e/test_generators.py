@@ -43,7 +43,7 @@ def test_safetensors_reads_it_and_seeds_repeat(write, tmp_path) -> None:
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
     for file in (tmp_path / "a").glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
-            assert all(tensors.get_tensor(name).numel() for name in tensors.keys())  # noqa: SIM118
+            assert all(tensors.get_tensor(name).numel() for name in tensors.keys())
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda f: f.__name__)

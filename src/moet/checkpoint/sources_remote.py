@@ -217,7 +217,7 @@ class HubSource:
         def download() -> None:
             try:
                 future.set_result(self._get(shard))
-            except BaseException as e:  # noqa: BLE001  it is raised where the shard is fetched
+            except BaseException as e:
                 future.set_exception(e)
 
         # Not a pool: its threads are joined when the interpreter ends, and Ctrl-C would wait for the download.

@@ -24,7 +24,7 @@ def read_folder(root: Path) -> Truth:
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(root.glob("model*.safetensors")):
         with safe_open(file, "pt") as f:
-            tensors |= {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+            tensors |= {name: f.get_tensor(name) for name in f.keys()}
     modules: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         module, part = name.rsplit(".", 1)

@@ -19,7 +19,7 @@ from moet.engine.packcache import default_dir
 from moet.engine.vllm.failure import Words
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError, StoreError
-from moet.models import ModelSpec, spec_of
+from moet.models import spec_of
 from moet.moe import ExpertRuntime
 from moet.moe.encode import row_sources
 from moet.pack import Pack
