@@ -247,7 +247,7 @@ def test_biased_model_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "version, way",
-    [(2, "a newer moet reads it"), (0, "pack the checkpoint again"), ("x", "pack the checkpoint again")],
+    [(3, "a newer moet reads it"), (1, "pack the checkpoint again"), ("x", "pack the checkpoint again")],
 )
 def test_other_format_version(made, tmp_path, version, way):
     from pack_cases import copy
@@ -256,7 +256,7 @@ def test_other_format_version(made, tmp_path, version, way):
     other = json.loads((pack / "moet.json").read_text()) | {"moet": version, "something": "new"}
     (pack / "moet.json").write_text(json.dumps(other))
     for use in (lambda: Pack.open(pack), lambda: pack_local(made / "src", pack)):
-        with pytest.raises(PackError, match=f"expected pack format 1, found format {version}; {way}"):
+        with pytest.raises(PackError, match=f"expected pack format 2, found format {version}; {way}"):
             use()
 
 

@@ -107,7 +107,7 @@ DAMAGE = {
     "moet.json cut": ("moet.json", lambda p: p.write_bytes(p.read_bytes()[:500])),
     "moet.json's version changed": (
         "moet.json",
-        lambda p: p.write_bytes(p.read_bytes().replace(b'"moet":1', b'"moet":3', 1)),
+        lambda p: p.write_bytes(p.read_bytes().replace(b'"moet":2', b'"moet":3', 1)),
     ),
     "moet.json gone": ("moet.json", lambda p: p.unlink()),
 }

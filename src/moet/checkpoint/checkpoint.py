@@ -79,6 +79,11 @@ class Checkpoint:
         return self._shard_of.keys()
 
     @property
+    def dense(self) -> Collection[str]:
+        """Names of the tensors that are no routed experts; no header is read for it."""
+        return self._dense
+
+    @property
     def dense_shards(self) -> tuple[str, ...]:
         """Shards that hold tensors which are no routed experts; no header is read for it."""
         return tuple(sorted({self._shard_of[name] for name in self._dense}))

@@ -51,8 +51,7 @@ class Decoder:
         path = next(name for name, m in self.model.named_modules() if m is self._decoder)
         self._path = path
         self._layers: nn.ModuleList = self._decoder.layers
-        dense = [name for shard in checkpoint.dense_shards for name in checkpoint.dense_names(shard)]
-        self._loader = Loader(self.model, DenseTensors(checkpoint, dense))
+        self._loader = Loader(self.model, DenseTensors(checkpoint, checkpoint.dense))
         _materialise_buffers(self.model, self._decoder, device)
         self._embedding = self.model.get_input_embeddings()
         self._start: tuple[int, States] | None = None
@@ -116,8 +115,11 @@ class Decoder:
         if module is not self._layers[index]:
             raise CheckpointError(f"Decoder.run: expected the module of layer {index}, found another one")
         where = states.hidden.device
-        parts = [self._forward(part.to(self.device), index).to(where) for part in self.batches(states)]
-        return joined(parts)
+        return joined([self.step(part, index).to(where) for part in self.batches(states)])
+
+    def step(self, part: States, index: int) -> States:
+        """`run` for a few sequences, of `batches`; the result is on the decoder's device."""
+        return self._forward(part.to(self.device), index)
 
     def batches(self, states: States) -> Iterator[States]:
         """Parts of about TOKENS tokens, in order; the same ones every time."""

@@ -23,7 +23,7 @@ class Plan:
     source_done: int
 
 
-def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool) -> Plan:
+def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool, row_format: str = "sym2") -> Plan:
     """`exact`: all shards are there. Otherwise all layers are taken to be like the first one that is not
     finished, and the dense tensors are what the
     index's total size leaves after the experts."""
@@ -38,7 +38,7 @@ def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool) ->
             continue
         if like is None or exact:
             like = layer
-        base += _file_bytes(checkpoint, layer, like, "sym2")
+        base += _file_bytes(checkpoint, layer, like, row_format)
         if native:
             native_bytes += _file_bytes(checkpoint, layer, like, checkpoint.native_format(like.index))
         experts += layer.experts * checkpoint.expert_bytes(like.index)

@@ -9,17 +9,19 @@ from moet.errors import CheckpointError
 from moet.pack import durable, fingerprint, modelfiles, report
 from moet.pack import manifest as manifests
 from moet.pack.journal import Journal
-from moet.pack.manifest import ActivationInfo, Codebook, FileDigest, Manifest, Source
+from moet.pack.manifest import ActivationInfo, Calibration, Codebook, FileDigest, Manifest, Source
 
 
-def write_rest(root: Path, checkpoint: Checkpoint, journal: Journal) -> Manifest:
+def write_rest(
+    root: Path, checkpoint: Checkpoint, journal: Journal, calibration: Calibration | None
+) -> Manifest:
     """Writes config, index and copied files, then moet.json, and returns what a reader finds in it."""
     tensor_files = {t.name: dense.file for dense in journal.dense.values() for t in dense.tensors}
     total_size = sum(t.nbytes for dense in journal.dense.values() for t in dense.tensors)
     small = small_files(checkpoint.root, tensor_files, total_size)
     for name, data in small.items():
         durable.write_whole(root, name, data)
-    manifest = _manifest(checkpoint, journal, small)
+    manifest = _manifest(checkpoint, journal, small, calibration)
     durable.write_whole(root, manifests.NAME, manifests.encode(manifest))
     return manifests.read(root)
 
@@ -38,7 +40,9 @@ def small_files(source: Path, tensor_files: dict[str, str], total_size: int) -> 
     }
 
 
-def _manifest(checkpoint: Checkpoint, journal: Journal, small: dict[str, bytes]) -> Manifest:
+def _manifest(
+    checkpoint: Checkpoint, journal: Journal, small: dict[str, bytes], calibration: Calibration | None
+) -> Manifest:
     spec = checkpoint.spec
     entries = [journal.layers[str(layer.index)] for layer in spec.layers]
     layers = tuple(entry.layer for entry in entries)
@@ -56,6 +60,8 @@ def _manifest(checkpoint: Checkpoint, journal: Journal, small: dict[str, bytes])
         top_k=spec.top_k,
         activation=ActivationInfo(spec.activation.kind, spec.activation.limit, spec.activation.alpha),
         codebook=Codebook(),
+        scheme=journal.settings.scheme,
+        calibration=calibration,
         layers=layers,
         files=files,
         report=report.summary(entries, sum(dense.digest.bytes for dense in journal.dense.values())),

@@ -26,11 +26,15 @@ class Settings(Struct):
     """What decides the bytes of a pack: another value of any of them is another pack.
 
     names: blake3 of the config and of all tensor names (moet.pack.fingerprint.names)
+    scheme: how the codes are chosen
+    calibration: digest of the calibration windows, "" without
     """
 
     moet: int
     names: str
     native: bool
+    scheme: str
+    calibration: str
 
 
 class LayerEntry(Struct):
@@ -82,6 +86,8 @@ def refuse_other(root: Path, found: Settings, wanted: Settings) -> None:
         "moet": "pack format",
         "names": "source fingerprint (config and tensor names)",
         "native": "native rows",
+        "scheme": "scheme",
+        "calibration": "calibration windows",
     }
     for field in Settings.__struct_fields__:
         have, want = getattr(found, field), getattr(wanted, field)
@@ -96,5 +102,5 @@ def _show(value: object) -> str:
     return (
         {True: "yes (--native)", False: "no (--no-native)"}.get(value, str(value))
         if isinstance(value, bool)
-        else str(value)
+        else str(value) or "none"
     )

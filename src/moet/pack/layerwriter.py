@@ -22,9 +22,10 @@ from moet.layout import RowGeometry, crc32c, pack_row
 from moet.models import MoeLayer
 from moet.pack import fingerprint, report, rowfile
 from moet.pack.durable import TempFile, start_writeback
+from moet.pack.encoder import EncodeExpert, Encoder, encode_expert
 from moet.pack.journal import LayerEntry
 from moet.pack.manifest import Layer, RowFile
-from moet.quantize import RowReport, encode_row
+from moet.quantize import RowReport
 
 WORKING_SET = 512 << 20
 """Memory for experts in work: half of the 1 GiB that packing may be resident."""
@@ -39,11 +40,11 @@ class Geometries:
     scale_dtype: str
 
     @classmethod
-    def of(cls, weights: ExpertWeights) -> "Geometries":
+    def of(cls, weights: ExpertWeights, row_format: str = "sym2") -> "Geometries":
         hidden, inter, biased = weights.gate.cols, weights.gate.rows, weights.gate.bias is not None
         native = weights.gate.format
         return cls(
-            RowGeometry("sym2", hidden, inter, biased),
+            RowGeometry(row_format, hidden, inter, biased),
             RowGeometry(native, hidden, inter, biased),
             weights.gate.scale_dtype,
         )
@@ -66,17 +67,19 @@ class RowEncoder:
         self.geometries, self.native = geometries, native
         self._local = threading.local()
 
-    def __call__(self, weights: ExpertWeights) -> tuple[RowReport, np.ndarray, np.ndarray | None]:
+    def __call__(
+        self, weights: ExpertWeights, encode: EncodeExpert = encode_expert
+    ) -> tuple[RowReport, np.ndarray, np.ndarray | None]:
         """The views are valid until this thread's next call. Raises CheckpointError if the expert is not
         like its layer's first."""
         g = self.geometries
-        if (found := Geometries.of(weights)) != g:
+        if (found := Geometries.of(weights, g.base.format)) != g:
             raise CheckpointError(
                 f"layer {weights.layer}, expert {weights.expert}: expected {g.native}, "
                 f"scales {g.scale_dtype or 'none'}, like expert 0, found {found.native}, scales {found.scale_dtype or 'none'}"
             )
         base = self._buffer("base", g.base.row_bytes)
-        row_report = encode_row(g.base, weights, base)
+        row_report = encode(weights, base)
         if not self.native:
             return row_report, base, None
         native = self._buffer("native", g.native.row_bytes)
@@ -100,13 +103,14 @@ def write_layer(
     layer: MoeLayer,
     root: Path,
     native: bool,
+    encoder: Encoder,
     pool: ThreadPoolExecutor,
     advance: Callable[[], None],
 ) -> LayerEntry:
     """Writes the row files of one layer and makes them appear; the journal is the caller's. `advance` is
     called once an expert."""
-    g = Geometries.of(checkpoint.expert(layer.index, 0))
-    encoder = RowEncoder(g, native)
+    g = Geometries.of(checkpoint.expert(layer.index, 0), encoder.row_format)
+    rows = RowEncoder(g, native)
     with contextlib.ExitStack() as stack:
         kinds = [("base", g.base)] + [("native", g.native)] * native
         files = {
@@ -123,9 +127,9 @@ def write_layer(
             start_writeback(files[kind].fd, offset, row.nbytes)
             return f"{crc32c(row):08x}"
 
-        def one(expert: int) -> Encoded:
+        def one(expert: int, encode: EncodeExpert) -> Encoded:
             weights = checkpoint.expert(layer.index, expert)
-            row_report, base, native_row = encoder(weights)
+            row_report, base, native_row = rows(weights, encode)
             return Encoded(
                 fingerprint.expert(weights),
                 row_report,
@@ -135,11 +139,13 @@ def write_layer(
 
         for kind, head in heads.items():
             files[kind].write(head, 0)
-        done = _in_order([pool.submit(one, e) for e in range(layer.experts)], advance)
+        done = []
+        for batch in encoder.batches(layer):
+            done += _in_order([pool.submit(one, e, batch.encode) for e in batch.experts], advance)
         for file in files.values():
             file.commit()
 
-    def row_file(kind: str, geo: RowGeometry, rows: tuple[str, ...]) -> RowFile:
+    def row_file(kind: str, geo: RowGeometry, sums: tuple[str, ...]) -> RowFile:
         scale_dtype = g.scale_dtype if kind == "native" else ""
         head = heads[kind]
         return RowFile(
@@ -149,7 +155,7 @@ def write_layer(
             geo.row_bytes,
             blake3(head).hexdigest(),
             scale_dtype,
-            rows,
+            sums,
         )
 
     reports = [d.report for d in done]
@@ -164,6 +170,7 @@ def write_layer(
         base=row_file("base", g.base, tuple(d.base for d in done)),
         native=row_file("native", g.native, tuple(d.native for d in done)) if native else None,
         report=report.layer_report(reports),
+        calibration=encoder.report(layer.index),
     )
     source_bytes = layer.experts * checkpoint.expert_bytes(layer.index)
     return LayerEntry(entry, report.merged(reports), done[0].source, source_bytes)

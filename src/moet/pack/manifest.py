@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from moet.errors import PackError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NAME = "moet.json"
 CODEBOOK = (-4, -1, 1, 4)
 
@@ -42,6 +42,30 @@ class Codebook(Struct):
     values: tuple[int, ...] = CODEBOOK
     scale: str = "ue8m0"
     group: int = 32
+
+
+class Calibration(Struct):
+    """The text that an encoder looked at. digest: blake3 of its token windows (moet.calibrate.tokens.Windows); tokens:
+    how many; window: tokens that were seen together."""
+
+    digest: str
+    tokens: int
+    window: int
+
+
+class LayerCalibration(Struct):
+    """What calibration did to one layer.
+
+    tokens_min, tokens_median  tokens routed to an expert
+    fallback      experts whose own tokens weighed less than the layer's shared statistics
+    output_error  by expert, relative RMS error of its answers on those tokens: |2-bit - native| / |native|; 0 without
+                  tokens. 5 significant digits
+    """
+
+    tokens_min: int
+    tokens_median: int
+    fallback: int
+    output_error: tuple[float, ...]
 
 
 class RowFile(Struct):
@@ -98,6 +122,7 @@ class Layer(Struct):
     base: RowFile
     native: RowFile | None
     report: LayerReport
+    calibration: LayerCalibration | None
 
 
 class FileDigest(Struct):
@@ -132,7 +157,8 @@ class Report(Struct):
 
 
 class Manifest(Struct):
-    """The whole of moet.json. `digest` is the blake3 of the canonical form with an empty digest."""
+    """The whole of moet.json. scheme: how the codes were chosen (moet.pack.encoder). calibration: None if only the weights
+    were looked at. `digest` is the blake3 of the canonical form with an empty digest."""
 
     moet: int
     fingerprint: str
@@ -143,6 +169,8 @@ class Manifest(Struct):
     top_k: int
     activation: ActivationInfo
     codebook: Codebook
+    scheme: str
+    calibration: Calibration | None
     layers: tuple[Layer, ...]
     files: dict[str, FileDigest]
     report: Report

@@ -59,6 +59,11 @@ class Mender:
         """A file that is missing or of a wrong size as a whole, otherwise the bad header and rows in their
         place."""
         layer, kind = self.layers[index], faults[0].rows
+        if kind == "base" and self.manifest.calibration:
+            raise PackError(
+                f"{self.root}, {faults[0].file}: expected rows that the checkpoint alone gives, found calibrated ones "
+                f"({self.manifest.scheme}); a layer's depend on all layers before. Pack again into another folder"
+            )
         rows = layer.native if kind == "native" else layer.base
         assert rows is not None
         head = rowfile.header(layer.index, rows.format, layer.experts, rows.row_bytes)

@@ -19,7 +19,7 @@ LARGEST = 256 << 20
 
 
 def pack_config(text: bytes, has_hf_quant_config: bool) -> bytes:
-    """config.json of the pack: `quantization_config` gains {"moet": {"format": 1}} and stays otherwise as it
+    """config.json of the pack: `quantization_config` gains {"moet": {"format": 2}} and stays otherwise as it
     is.
 
     A model without one gets {"quant_method": "moet", "moet": ...}. Where only hf_quant_config.json describes

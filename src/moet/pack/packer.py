@@ -15,6 +15,7 @@ from moet.pack import dense, durable, estimate, fingerprint, finish, lock, model
 from moet.pack import journal as journals
 from moet.pack import manifest as manifests
 from moet.pack.durable import TempFile, explained
+from moet.pack.encoder import Encoder, Rounding
 from moet.pack.journal import Settings
 from moet.pack.layerwriter import workers_that_fit, write_layer
 from moet.pack.manifest import Manifest
@@ -37,6 +38,7 @@ def pack(
     source: ShardSource,
     dst: Path,
     *,
+    encoder: Encoder | None = None,
     native: bool = True,
     consume: bool = False,
     workers: int | None = None,
@@ -44,6 +46,7 @@ def pack(
 ) -> Outcome:
     """Packs `source` into the folder `dst`.
 
+    encoder  how codes are chosen; None: every weight is rounded by itself
     native   also write the checkpoint's own experts as rows
     consume  call source.release(shard) once everything that came from the shard is on disk
     workers  experts in work at a time; None: one a core
@@ -53,7 +56,7 @@ def pack(
     dst = Path(dst)
     modelfiles.refuse_folders(source.root, dst)
     with lock.hold(dst), explained(dst, "the pack"):
-        return _Run(source, dst, native, consume, workers, progress).run()
+        return _Run(source, dst, encoder or Rounding(), native, consume, workers, progress).run()
 
 
 def rebuild(
@@ -61,7 +64,7 @@ def rebuild(
 ) -> Outcome:
     """Makes a pack whose moet.json is lost again, file by file over the old ones. The caller holds the
     lock."""
-    return _Run(source, dst, native, False, workers, progress).run(over=True)
+    return _Run(source, dst, Rounding(), native, False, workers, progress).run(over=True)
 
 
 class _Run:
@@ -71,6 +74,7 @@ class _Run:
         self,
         source: ShardSource,
         dst: Path,
+        encoder: Encoder,
         native: bool,
         consume: bool,
         workers: int | None,
@@ -78,13 +82,16 @@ class _Run:
     ) -> None:
         self.started = time.monotonic()
         self.source, self.dst, self.native, self.consume = source, dst, native, consume
+        self.encoder = encoder
+        self.held: set[str] = set()
         self.workers = workers or len(os.sched_getaffinity(0))
         self.progress = progress or Progress()
         self.packed = 0
         durable.sweep(dst)
         self.checkpoint = Checkpoint.open(source)
         names = fingerprint.names(self.checkpoint.config, self.checkpoint.names)
-        self.settings = Settings(manifests.FORMAT_VERSION, names, native)
+        calibration = encoder.calibration.digest if encoder.calibration else ""
+        self.settings = Settings(manifests.FORMAT_VERSION, names, native, encoder.scheme, calibration)
         shards = self.checkpoint.dense_shards
         self.dense_names = {shard: dense.file_name(i, len(shards)) for i, shard in enumerate(shards, 1)}
 
@@ -103,7 +110,7 @@ class _Run:
             self._release(shard)
         self.progress.stage("finishing")
         with explained(self.dst, "the pack's small files"):
-            manifest = finish.write_rest(self.dst, self.checkpoint, self.journal)
+            manifest = finish.write_rest(self.dst, self.checkpoint, self.journal, self.encoder.calibration)
         if self.consume:
             for shard in self.checkpoint.shards:
                 self.checkpoint.release(shard)
@@ -123,13 +130,15 @@ class _Run:
             self.checkpoint.check()
         modelfiles.copied(self.source.root)  # a name that cannot be packed shows now, not after the last layer
         resume.refuse_other_source(self.dst, self.journal, self.checkpoint, self._at_hand)
-        plan = estimate.plan(self.checkpoint, self.journal, self.native, exact=complete)
+        plan = estimate.plan(self.checkpoint, self.journal, self.native, complete, self.encoder.row_format)
         replaced = sum(p.stat().st_size for p in self.dst.rglob("*.safetensors")) if over else 0
         sizes = {s: (self.source.root / s).stat().st_size for s in self.checkpoint.shards if self._at_hand(s)}
         same_disk = self.source.root.stat().st_dev == self.dst.stat().st_dev
         freed = estimate.freed(self.checkpoint, sizes, self.consume) if same_disk else 0
         space.check(self.dst, plan.need, replaced + freed)
         self.progress.start(plan.source_total, plan.source_done)
+        done = {entry.layer.index: entry.layer for entry in self.journal.layers.values()}
+        self.encoder.begin(self.checkpoint, self.dst, done, self.progress)
         return bool(self.journal.layers or self.journal.dense)
 
     def _at_hand(self, shard: str) -> bool:
@@ -149,12 +158,14 @@ class _Run:
         workers = workers_that_fit(self.workers, size)
         with explained(self.dst, f"layer {layer.index}"), ThreadPoolExecutor(workers) as pool:
             entry = write_layer(
-                self.checkpoint, layer, self.dst, self.native, pool, advance=lambda: self._advance(size)
+                self.checkpoint, layer, self.dst, self.native, self.encoder, pool, lambda: self._advance(size)
             )
             self.journal = self.journal.with_layer(entry)
             journals.write(self.dst, self.journal)
-        report.refuse_bias(self.journal.layers.values())
-        for shard in shards:
+            self.encoder.written(entry.layer)
+        if self.encoder.calibration is None:  # a code that makes up for other codes' errors is biased on purpose
+            report.refuse_bias(self.journal.layers.values())
+        for shard in sorted({*shards, *self.held}):
             self._release(shard)
 
     def _expect_next(self, shards: list[str]) -> None:
@@ -181,7 +192,10 @@ class _Run:
         """Lets a shard go once nothing is left to take from it. Everything taken is fsynced by then."""
         if not self.consume or not (self.source.root / modelfiles.INDEX).exists():
             return  # without an index the names are in the shard's header only, and a rerun needs them
-        if self._taken(shard):
+        if self._taken(shard) and self.encoder.holds(shard):
+            self.held.add(shard)
+        elif self._taken(shard):
+            self.held.discard(shard)
             self.checkpoint.release(shard)
 
     def _taken(self, shard: str) -> bool:

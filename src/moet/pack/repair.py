@@ -85,7 +85,7 @@ def _refuse_other_rows(root: Path, checkpoint: Checkpoint) -> None:
         compared += 1
         wanted, found = crc32c(row), crc32c(encoder(weights)[1])
         if wanted != found:
-            what = f"layer {layer.index}, expert 0, base row, crc32c"
+            what = f"layer {layer.index}, expert 0, base row by rounding (calibrated ones cannot be told), crc32c"
             raise other_source(root, checkpoint.source, what, f"{wanted:08x}", f"{found:08x}")
     if not compared:
         raise PackError(

@@ -24,7 +24,9 @@ def refuse_other_contents(root: Path) -> None:
 def refuse_other_settings(root: Path, finished: Manifest, settings: journals.Settings) -> None:
     """Raises PackError if the finished pack in `root` is not the one that this run would make."""
     native = any(layer.native for layer in finished.layers)
-    journals.refuse_other(root, journals.Settings(finished.moet, finished.names, native), settings)
+    calibration = finished.calibration.digest if finished.calibration else ""
+    found = journals.Settings(finished.moet, finished.names, native, finished.scheme, calibration)
+    journals.refuse_other(root, found, settings)
 
 
 def without_lost_files(root: Path, journal: Journal) -> Journal:

@@ -1,0 +1,1 @@
+"""Calibrated encoding: 2-bit codes chosen for what a layer answers, not for its weights alone."""

@@ -1,0 +1,162 @@
+"""One layer: statistics, encoding and answers of its experts, a few at a time."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from moet.calibrate.plain import Codes
+from moet.calibrate.routing import Routing
+from moet.calibrate.statistics import PRIOR_TOKENS, Moments, blended
+from moet.calibrate.values import Values, inner, native_values, outer
+from moet.checkpoint import Checkpoint
+from moet.models import Activation, MoeLayer
+
+STEP = 4096
+"""Tokens at a time in an expert: bounds the memory of what is between its matrices."""
+SHARED_TOKENS = 1024
+"""Tokens, evenly spaced, that every expert is shown for the shared statistics of its second matrix."""
+
+Solver = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Codes]
+"""(weight [G, N, K], hessian [G, K, K], cross [G, K, K] or None) -> codes: `moet.calibrate.plain.encode_matrix`."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Some experts of a layer at 2 bits: `experts`, the codes of gate and up (rows of gate first), those of down."""
+
+    experts: range
+    native: Values
+    first: Codes
+    second: Codes
+
+
+@dataclass
+class LayerWork:
+    """The experts of one layer, in two networks: the full one, and the one whose layers before are at 2 bits.
+
+    full, quantized  what the layer's experts are given in either; the same object as long as the networks are the same
+    full_answer, quantized_answer   float32 [tokens, hidden], filled by `run`
+    output_errors    by expert: |answer at 2 bits - native answer| / |native answer|, on the quantized network's tokens,
+                     each answer times its router weight; 0 for an expert without tokens
+    """
+
+    checkpoint: Checkpoint
+    layer: MoeLayer
+    activation: Activation
+    full: Routing
+    quantized: Routing
+    full_answer: torch.Tensor = field(init=False)
+    quantized_answer: torch.Tensor = field(init=False)
+    output_errors: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.full_answer = torch.zeros_like(self.full.inputs)
+        self.quantized_answer = torch.zeros_like(self.quantized.inputs)
+        self._paired = self.full is not self.quantized
+
+    def counts(self) -> list[int]:
+        """Calibration tokens of each expert."""
+        return [self.quantized.count(e) for e in range(self.layer.experts)]
+
+    @property
+    def tokens(self) -> tuple[int, int, int]:
+        """Smallest and median number of tokens of an expert, and how many experts have fewer than the shared statistics
+        count for."""
+        counts = self.counts()
+        return min(counts), int(statistics.median(counts)), sum(n < PRIOR_TOKENS for n in counts)
+
+    def run(self, solver: Solver, group: int, pool: ThreadPoolExecutor) -> Iterator[Solved]:
+        """Encodes all experts, `group` at a time, in order. When the iterator ends, both answers are complete."""
+        shared = self._moments()
+        for begin in range(0, len(self.quantized.inputs), STEP):
+            part = slice(begin, begin + STEP)
+            shared.add(self.quantized.inputs[part], self.full.inputs[part] if self._paired else None)
+        for experts in groups(self.layer.experts, group):
+            native = self._native(experts, pool)
+            first = solver(native.first, *self._first_moments(experts, shared))
+            half = Values(first.values, native.second, native.bias, native.out_bias)
+            second = solver(native.second, *self._second_moments(experts, native, half))
+            self._answer(experts, native, Values(first.values, second.values, native.bias, native.out_bias))
+            yield Solved(experts, native, first, second)
+
+    def replay(self, group: int, pool: ThreadPoolExecutor, stored: Callable[[range, Values], Values]) -> None:
+        """`run` with 2-bit experts that an earlier run has written: stored(experts, native) -> their values."""
+        for experts in groups(self.layer.experts, group):
+            native = self._native(experts, pool)
+            self._answer(experts, native, stored(experts, native))
+
+    def _native(self, experts: range, pool: ThreadPoolExecutor) -> Values:
+        return native_values(self.checkpoint, self.layer.index, experts, self.quantized.inputs.device, pool)
+
+    def _moments(self) -> Moments:
+        """Of the first matrix."""
+        return Moments.zeros(self.quantized.inputs.shape[1], self.quantized.inputs.device, self._paired)
+
+    def _first_moments(self, experts: range, shared: Moments) -> tuple[torch.Tensor, torch.Tensor | None]:
+        found = []
+        for e in experts:
+            own = self._moments()
+            for tokens, weights in self.quantized.pairs(e, STEP):
+                own.add(self.quantized.inputs[tokens], self.full.inputs[tokens] if self._paired else None, weights)
+            found.append(blended(own, shared))
+        return _stacked(found)
+
+    def _second_moments(
+        self, experts: range, native: Values, half: Values
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of the second matrix: its inputs come out of the 2-bit first one, and are wanted as the native one gives them
+        in the full network."""
+        count = len(self.quantized.inputs)
+        sample = torch.arange(0, count, max(1, count // SHARED_TOKENS), device=self.quantized.inputs.device)
+        found = []
+        for g, e in enumerate(experts):
+            own, shared = (Moments.zeros(self.layer.inter, sample.device, cross=True) for _ in range(2))
+            for moments, tokens, weights in [
+                *((own, *pair) for pair in self.quantized.pairs(e, STEP)),
+                (shared, sample, None),
+            ]:
+                hidden = inner(half, g, self.quantized.inputs[tokens], self.activation)
+                full = inner(native, g, self.full.inputs[tokens], self.activation)
+                moments.add(hidden, full, weights)
+            found.append(blended(own, shared))
+        return _stacked(found)
+
+    def _answer(self, experts: range, native: Values, quantized: Values) -> None:
+        for g, e in enumerate(experts):
+            wrong = right = 0.0
+            for tokens, weights in self.quantized.pairs(e, STEP):
+                inputs, scale = self.quantized.inputs[tokens], weights[:, None]
+                got = scale * outer(quantized, g, inner(quantized, g, inputs, self.activation))
+                want = scale * outer(native, g, inner(native, g, inputs, self.activation))
+                # An expert has a token once, so no element is written twice and the order of additions is fixed.
+                self.quantized_answer[tokens] += got
+                if not self._paired:
+                    self.full_answer[tokens] += want
+                wrong += float((got - want).square().sum(dtype=torch.float64))
+                right += float(want.square().sum(dtype=torch.float64))
+            self.output_errors.append((wrong / right) ** 0.5 if right else 0.0)
+            if self._paired:
+                for tokens, weights in self.full.pairs(e, STEP):
+                    answer = outer(native, g, inner(native, g, self.full.inputs[tokens], self.activation))
+                    self.full_answer[tokens] += weights[:, None] * answer
+
+
+def groups(experts: int, size: int) -> Iterator[range]:
+    return (range(begin, min(begin + size, experts)) for begin in range(0, experts, size))
+
+
+def group_size(hidden: int, inter: int, experts: int, budget: int) -> int:
+    """How many experts are encoded together in `budget` bytes. Fixed by the sizes alone: another number is another order
+    of roundings. Of each: native, target and 2-bit matrices, codes, and the statistics of the larger input with their
+    factor and its inverse."""
+    widest = max(hidden, inter)
+    one = 4 * (3 * 3 * hidden * inter + 2 * 2 * hidden * inter + 6 * widest * widest)
+    return max(1, min(experts, budget // one))
+
+
+def _stacked(found: list[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    own, cross = zip(*found, strict=True)
+    return torch.stack(own), None if cross[0] is None else torch.stack(cross)

@@ -1,0 +1,141 @@
+"""From text to the token windows that calibration runs on."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from jinja2.exceptions import TemplateError
+
+from moet.errors import CheckpointError, ConfigError
+
+TOKENS = 32768
+WINDOW = 1024
+"""Tokens of a window; fewer if the model's positions end before."""
+TEXT = Path(__file__).parent / "text"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """ids: int64 [windows, length], all full. kinds: how many windows of each kind of text."""
+
+    ids: torch.Tensor
+    kinds: dict[str, int]
+
+    @property
+    def digest(self) -> str:
+        """blake3 of the shape and of all ids as little-endian int64."""
+        shape = torch.tensor(self.ids.shape, dtype=torch.int64)
+        return blake3(shape.numpy().tobytes() + self.ids.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, or a conversation: messages, and the tools that it may call."""
+
+    text: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+def default_texts() -> dict[str, list[Document]]:
+    """The texts that come with moet, by kind: prose, code, languages, chat."""
+    kinds = {
+        kind: [Document(p.read_text("utf-8")) for p in sorted((TEXT / kind).rglob("*")) if p.is_file()]
+        for kind in ("prose", "code", "languages")
+    }
+    return kinds | {"chat": read_file(TEXT / "chat.jsonl")}
+
+
+def read_file(path: Path) -> list[Document]:
+    """A .jsonl file: each line an object with "text", or with "messages" and perhaps "tools". Any other file: one text.
+    Raises ConfigError: not readable, not UTF-8, or a line that is neither."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: expected a readable text file in UTF-8, found: {e}") from None
+    if path.suffix != ".jsonl":
+        return [Document(text)]
+    return [_line(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _line(path: Path, number: int, line: str) -> Document:
+    try:
+        found = json.loads(line)
+        if isinstance(found.get("text"), str):
+            return Document(found["text"])
+        messages = found["messages"]
+        if not messages or not all(isinstance(m["role"], str) for m in messages):
+            raise KeyError("messages")
+        return Document(messages=tuple(messages), tools=tuple(found.get("tools") or ()))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ConfigError(
+            f'{path}, line {number}: expected an object with "text", or with "messages" that have a "role", found {e}'
+        ) from None
+
+
+def windows(root: Path, texts: dict[str, list[Document]], tokens: int, positions: int) -> Windows:
+    """About `tokens` tokens, in equal parts from every kind that has enough, spread evenly over its documents.
+
+    root: the checkpoint, for its tokenizer and chat template. positions: the most that the model can count.
+    Raises CheckpointError if the tokenizer cannot be read, ConfigError if the texts do not fill a window.
+    """
+    tokenizer = _tokenizer(root)
+    length = min(WINDOW, positions)
+    cut = {kind: _cut(tokenizer, documents, length) for kind, documents in texts.items()}
+    wanted = _shares({kind: len(found) for kind, found in cut.items()}, max(1, tokens // length))
+    chosen = [
+        found[i * len(found) // wanted[kind]] for kind, found in cut.items() for i in range(wanted[kind])
+    ]
+    if not chosen:
+        raise ConfigError(f"calibration: expected text of at least {length} tokens, found less; give more with --calibration")
+    return Windows(torch.stack(chosen), {kind: n for kind, n in wanted.items() if n})
+
+
+def _shares(there: dict[str, int], count: int) -> dict[str, int]:
+    """Windows of each kind: equal, but no more than there are; what a kind lacks goes to the others."""
+    wanted, left = dict.fromkeys(there, 0), min(count, sum(there.values()))
+    while left:
+        for kind in sorted(there, key=lambda k: wanted[k]):
+            if wanted[kind] < there[kind] and left:
+                wanted[kind] += 1
+                left -= 1
+    return wanted
+
+
+def _cut(tokenizer: Any, documents: Sequence[Document], length: int) -> list[torch.Tensor]:
+    """Documents one after the other, each as the tokenizer begins it, in windows; the rest at the end is left out."""
+    ids = [i for document in documents for i in tokenizer(_rendered(tokenizer, document))["input_ids"]]
+    return list(torch.tensor(ids[: len(ids) // length * length], dtype=torch.int64).reshape(-1, length))
+
+
+def _rendered(tokenizer: Any, document: Document) -> str:
+    """The text; a conversation through the model's chat template, or line by line where it has none that takes it."""
+    if not document.messages:
+        return document.text
+    if tokenizer.chat_template:
+        try:
+            tools = list(document.tools) or None
+            return tokenizer.apply_chat_template(list(document.messages), tools=tools, tokenize=False)
+        except (TemplateError, TypeError, ValueError, KeyError):
+            pass  # templates differ in which roles and fields they know; the words matter more than the frame
+    lines = [json.dumps(tool, ensure_ascii=False) for tool in document.tools]
+    for message in document.messages:
+        calls = message.get("tool_calls")
+        text = message.get("content") or ""
+        lines.append(f"{message['role']}: {text}" + (json.dumps(calls, ensure_ascii=False) if calls else ""))
+    return "\n".join(lines)
+
+
+def _tokenizer(root: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(root)
+    except (OSError, ValueError, KeyError, ImportError) as e:
+        raise CheckpointError(
+            f"{root}: expected a tokenizer that transformers reads, found: {e}. `--no-calibrate` needs none"
+        ) from None

@@ -1,0 +1,63 @@
+"""Experts as float32 matrices on a device, and what they compute."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from moet.checkpoint import Checkpoint, dequantize_expert
+from moet.models import Activation
+
+
+@dataclass(frozen=True)
+class Values:
+    """Some experts of a layer.
+
+    first, second    float32 [G, 2 * inter, hidden], gate's rows, then up's; [G, hidden, inter]
+    bias, out_bias   float32 [G, 2 * inter], [G, hidden], or None
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor
+    bias: torch.Tensor | None = None
+    out_bias: torch.Tensor | None = None
+
+
+def native_values(
+    checkpoint: Checkpoint, layer: int, experts: range, device: torch.device, pool: ThreadPoolExecutor
+) -> Values:
+    """The checkpoint's values, each rounded to float32 at most once a factor."""
+
+    def one(expert: int) -> tuple[np.ndarray, ...]:
+        weights = checkpoint.expert(layer, expert)
+        gate, up, down = dequantize_expert(weights, np.float32)
+        found = [np.concatenate([gate, up]), down]
+        if weights.gate.bias is not None:
+            found += [np.concatenate([weights.gate.bias, weights.up.bias]), weights.down.bias]
+        return tuple(found)
+
+    parts = list(zip(*pool.map(one, experts), strict=True))
+    return Values(*(torch.stack([torch.from_numpy(x).to(device) for x in part]) for part in parts))
+
+
+def activated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """`moet.models.Activation` of [n, 2 * inter], gate's half first: [n, inter]."""
+    gate, up = both.chunk(2, dim=-1)
+    if activation.limit is not None:
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    if activation.kind == "swiglu_oai":
+        return (up + 1) * gate * torch.sigmoid(activation.alpha * gate)
+    return torch.nn.functional.silu(gate) * up
+
+
+def inner(values: Values, g: int, inputs: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """float32 [n, inter]: what the second matrix of expert `g` is given for `inputs` [n, hidden]."""
+    both = inputs @ values.first[g].T
+    return activated(both if values.bias is None else both + values.bias[g], activation)
+
+
+def outer(values: Values, g: int, hidden: torch.Tensor) -> torch.Tensor:
+    """float32 [n, hidden]: the answer of expert `g`, without the router's weight."""
+    out = hidden @ values.second[g].T
+    return out if values.out_bias is None else out + values.out_bias[g]
