@@ -31,3 +31,7 @@ class StoreError(MoetError):
 
 class EngineError(MoetError):
     """The engine (vLLM) is not the one this version supports, or was asked for what does not work yet."""
+
+
+class EvalError(MoetError):
+    """A comparison cannot be made: two different things, a server that does not say what is needed, or no text."""

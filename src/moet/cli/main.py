@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": ("moet.cli.verify", "verify"),
     "inspect": ("moet.cli.inspect", "inspect"),
     "cache": ("moet.cli.cache", "app"),
+    "eval": ("moet.cli.eval", "app"),
 }
 
 

@@ -66,13 +66,15 @@ def test_bootstrap_against_scipy():
     size = random.integers(50, 500, 40).astype(float)
     a, b = size * random.normal(1.0, 0.1, 40), size * random.normal(1.05, 0.1, 40)
     found = stats.ratio(b, size, minus=a)
+    tail = scipy.stats.norm.cdf(-math.sqrt(40 / 39) * 2.0226909)  # t(39) at 97.5 %, as tables have it
     expected = scipy.stats.bootstrap(
-        (b, a, size), lambda x, y, z, axis: (x - y).sum(axis) / z.sum(axis), paired=True, vectorized=True, method="percentile", n_resamples=20_000, rng=1
-    )
+        (b, a, size), lambda x, y, z, axis: (x - y).sum(axis) / z.sum(axis), paired=True, vectorized=True, method="percentile",
+        confidence_level=1 - 2 * tail, n_resamples=20_000, rng=1,
+    )  # fmt: skip
     assert found.value == pytest.approx((b - a).sum() / size.sum(), rel=1e-12)
     assert found.low == pytest.approx(expected.confidence_interval.low, abs=0.06 * found.error)
     assert found.high == pytest.approx(expected.confidence_interval.high, abs=0.06 * found.error)
-    assert found.error == pytest.approx(expected.standard_error, rel=0.03)
+    assert found.error == pytest.approx(expected.standard_error * math.sqrt(40 / 39), rel=0.03)
 
 
 def test_bootstrap_is_seeded_and_paired():
@@ -84,18 +86,20 @@ def test_bootstrap_is_seeded_and_paired():
     assert stats.ratio(b, n, minus=a, seed=1).low != stats.ratio(b, n, minus=a).low
 
 
-def test_bootstrap_covers():
-    """A 95 % interval of a mean holds the true mean in about 95 % of samples."""
-    random, held = np.random.default_rng(5), 0
-    for _ in range(200):
-        x = random.normal(2.0, 1.0, 60)
-        i = stats.ratio(x, np.ones(60))
+@pytest.mark.parametrize("units", [6, 60])
+def test_bootstrap_covers(monkeypatch, units):
+    """A 95 % interval of a mean holds the true mean in about 95 % of samples, of few units too (plain percentiles of 6 units: 82 %)."""
+    monkeypatch.setattr(stats, "RESAMPLES", 1000)
+    random, held, runs = np.random.default_rng(5), 0, 400
+    for _ in range(runs):
+        i = stats.ratio(random.normal(2.0, 1.0, units), np.ones(units))
         held += i.low <= 2.0 <= i.high
-    assert 178 <= held <= 199  # percentile intervals of 60 units are a little narrow; 3 standard errors below 94 %
+    assert held / runs == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / runs))
 
 
-def test_one_unit_says_nothing():
-    i = stats.ratio([3.0], [2.0])
+@pytest.mark.parametrize("units", [1, 5])
+def test_few_units_say_nothing(units):
+    i = stats.ratio([3.0] * units, [2.0] * units)
     assert i.value == 1.5 and (i.low, i.high) == (-math.inf, math.inf)
     assert not stats.power_of_interval("x", i).adequate
     with pytest.raises(ValueError, match="found none"):
@@ -117,12 +121,24 @@ def test_no_discordant_pair_is_not_certainty():
     assert found.detectable == pytest.approx(0.118, abs=0.01)
 
 
-def test_normal_power():
-    assert stats.normal_power(0.01, 0.0) == pytest.approx(0.025)
-    assert stats.normal_power(0.02 / 2.8016, 0.02) == pytest.approx(0.8, abs=1e-3)
+def test_mean_power():
+    assert stats.mean_power(0.01, 0.0, 30) == pytest.approx(0.025)
+    assert stats.mean_power(0.02 / 2.8016, 0.02, 100_000) == pytest.approx(0.8, abs=1e-3)  # z(0.975) + z(0.8) = 2.8016
+    assert stats.mean_power(1e-6, 0.02, 8) == 1.0
+    assert stats.mean_power(0.0, 0.02, 8) == 1.0
+
+
+def test_mean_power_against_simulation():
+    random, units, error, loss = np.random.default_rng(2), 8, 0.02, 0.05
+    x = random.normal(loss, error * math.sqrt(units), (20_000, units))
+    test = scipy.stats.ttest_1samp(x, 0, axis=1)
+    assert stats.mean_power(error, loss, units) == pytest.approx(np.mean((test.pvalue < 0.05) & (test.statistic > 0)), abs=0.015)
+
+
+def test_mean_power_against_statsmodels():
     module = pytest.importorskip("statsmodels.stats.power")
-    expected = module.NormalIndPower(ddof=0).power(0.3, 100, 0.05, ratio=0, alternative="larger")
-    assert stats.normal_power(0.1, 0.3, alpha=0.1) == pytest.approx(expected, rel=1e-9)
+    expected = module.TTestPower().power(effect_size=0.4, nobs=30, alpha=0.025, alternative="larger")
+    assert stats.mean_power(1 / math.sqrt(30), 0.4, 30) == pytest.approx(expected, rel=1e-6)
 
 
 def test_signed_rank():

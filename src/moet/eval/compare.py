@@ -1,0 +1,82 @@
+"""The whole comparison: sameness, both paths on short and long windows, the noise floor, answers, and what the sample could not have shown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from moet.errors import EvalError
+from moet.eval import answers, result, sameness, scoring, summary, text
+from moet.eval.parameters import Parameters
+from moet.eval.scoring import Scored
+from moet.eval.subject import Prompt, Subject
+
+Stage = Callable[[str, int], Callable[[], None]]
+"""(what, how many) -> called after each one."""
+
+
+def compare(
+    reference: Subject, candidate: Subject, documents: Sequence[text.Document], prompts: Sequence[Prompt], parameters: Parameters, stage: Stage, max_kl: float | None = None
+) -> dict[str, Any]:
+    """The result, ready for JSON. prompts: asked of both; without any, windows are continued. max_kl: nats a token; the gate that the claims hold.
+
+    Raises EvalError: two different things, no text, nothing to do, or a subject that does not say what is needed.
+    """
+    p = parameters
+    facts = sameness.check(reference, candidate)
+    short = text.windows(documents, p.short_bytes, p.short, whole=True, seed=p.seed)
+    long = text.windows(documents, p.long_bytes, p.long, whole=False, seed=p.seed)
+    if not short and not long:
+        raise EvalError("expected windows to score, found none: --short and --long are 0, or the text is empty")
+    paths: dict[str, dict[str, Any]] = {}
+    raw: dict[str, Any] = {}
+    power: list[str] = []
+
+    def keep(name: str, scored: list[Scored], floor: list[Scored], seen: str) -> None:
+        paths[name] = {"measured": seen, **summary.with_domains(scored, p.seed, floor)}
+        raw[name] = {"windows": [s.as_dict() for s in scored], "floor": [s.as_dict() for s in floor]}
+        chance = summary.accuracy_power(name, paths[name]["accuracy_difference"], p.loss)
+        paths[name]["power"] = asdict(chance)
+        power.append(chance.words)
+
+    for name, windows in (("prefill-short", short), ("prefill-long", long)):
+        if windows:
+            scored = scoring.prefill(reference, candidate, windows, stage(name, len(windows)))
+            few = windows[: max(1, len(windows) // 4)]
+            floor = scoring.prefill(reference, reference, few, stage(f"{name}, noise floor", len(few)), ("plain", "other"))
+            keep(name, scored, floor, "teacher-forced, each window in one piece")
+    decoded = short[: p.decode] or long[: p.decode]
+    if decoded and candidate.decodes:
+        forced = reference.decodes == candidate.decodes == "text"
+        seen = "teacher-forced, token by token on both KV caches" if forced else "the candidate's own text, sampled at temperature 1; the reference scores it by prefill"
+        scored = scoring.decode(reference, candidate, decoded, stage("decode", len(decoded)))
+        few = decoded[: max(1, len(decoded) // 4)] if reference.decodes else []
+        floor = scoring.decode(reference, reference, few, stage("decode, noise floor", len(few)), floor=True) if few else []
+        keep("decode", scored, floor, seen)
+    said: dict[str, Any] | None = None
+    asked = list(prompts or answers.prompts_of(short))[: p.answers]
+    if asked and candidate.decodes and reference.decodes:
+        pairs = answers.ask(reference, candidate, asked, p.max_tokens, stage("answers", len(asked)))
+        said, words = answers.summarise(pairs, p.max_tokens, p.seed, p.loss)
+        power += words
+        raw["answers"] = answers.raw(pairs)
+    return summary.plain({
+        "kind": "compare", **result.provenance(), "mode": f"{candidate.card.mode} against {reference.card.mode}",
+        "reference": reference.card.as_dict(), "candidate": candidate.card.as_dict(), "sameness": facts, "parameters": asdict(p),
+        "paths": paths, "answers": said, "power": power, "claims": claims(paths, said, max_kl), "samples": raw,
+    })  # fmt: skip
+
+
+def claims(paths: dict[str, Any], said: dict[str, Any] | None, max_kl: float | None) -> list[dict[str, Any]]:
+    found = []
+    for name, s in paths.items():
+        found.append(result.claim(f"kl.{name}", f"{name}: KL from the reference", s["kl"].value, "nats a token", max_kl, "<="))
+        found.append(result.claim(f"top1.{name}", f"{name}: same most probable token", s["agreement"].value, "", None, ">="))
+        if "bits_per_byte_difference" in s:
+            found.append(result.claim(f"bpb.{name}", f"{name}: bits a byte more than the reference", s["bits_per_byte_difference"].value, "bits", None, "<="))
+    if said:
+        d = said["divergence"]
+        found.append(result.claim("greedy.equal", "greedy answers equal to the reference's", d["equal"], f"of {d['of']}", None, ">="))
+        for side, m in (said.get("mtp") or {}).items():
+            if m:
+                found.append(result.claim(f"mtp.{side}", f"{side}: accepted MTP drafts", m["acceptance"].value, "", None, ">="))
+    return found

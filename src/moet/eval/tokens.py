@@ -1,0 +1,29 @@
+"""A folder's tokenizer, by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+from moet.errors import EvalError
+
+
+class FolderTokenizer:
+    """start: the start token, or the end-of-text token where a model has none, as lm-eval does it; so that a window's first token is scored too."""
+
+    def __init__(self, folder: Path | str) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.own = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as e:
+            raise EvalError(f"{folder}: expected a tokenizer that transformers loads, found: {str(e)[:300]}") from None
+        start = self.own.bos_token_id if self.own.bos_token_id is not None else self.own.eos_token_id
+        self.start: list[int] = [] if start is None else [start]
+
+    def encode(self, text: str) -> list[int]:
+        return self.own.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.own.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        return self.own.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=messages[-1]["role"] != "assistant")
