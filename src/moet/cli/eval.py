@@ -49,7 +49,8 @@ def compare(
     answers: Annotated[int, typer.Option(help="greedy answers, at most")] = 64,
     max_tokens: Annotated[int, typer.Option(help="of an answer")] = 64,
     loss: Annotated[float, typer.Option(help="loss that the gates should be able to catch, as a share")] = 0.02,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="of the windows' order, the resampling, a server's own text")] = 0,
+    top: Annotated[int, typer.Option(help="compare so many tokens of each distribution by name, the rest as one; 0: the whole vocabulary")] = 0,
     max_kl: Annotated[float | None, typer.Option(help="gate: leave with 1 if a path's KL is above this, in nats a token")] = None,
     stream: Annotated[bool, typer.Option(help="folders: one layer in memory at a time; prefill only")] = False,
     device: Annotated[str, typer.Option(help="folders: where transformers runs: cpu, cuda")] = "cpu",
@@ -65,10 +66,10 @@ def compare(
     from moet.eval.parameters import Parameters
     from moet.eval.subject import open_subject
 
-    parameters = Parameters(short_bytes, long_bytes, short, long, decode, answers, max_tokens, loss, seed)
+    parameters = Parameters(short_bytes, long_bytes, short, long, decode, answers, max_tokens, loss, seed, top)
     asked = prompt_files.read(prompts) if prompts else []
     console = Console(stderr=True, soft_wrap=True)
-    more = {"tokenizer": tokenizer, "device": device, "stream": stream, "model": model}
+    more = {"tokenizer": tokenizer, "device": device, "stream": stream, "model": model, "top": top, "seed": seed}
     with contextlib.ExitStack() as open_:
         a = open_subject(reference, precision=reference_precision, **more)
         open_.callback(a.close)
@@ -98,7 +99,7 @@ def tasks(
     loss: Annotated[float, typer.Option(help="loss that the gate should be able to catch, as a share")] = 0.02,
 ) -> None:
     """Standard tasks by lm-eval, against any OpenAI-compatible server; every document's outcome is kept, so that two results can be compared in pairs."""
-    need("lm_eval", "scipy")
+    need("lm_eval", "tenacity", "scipy")
     from moet.eval import report, result
     from moet.eval.tasks import run
 

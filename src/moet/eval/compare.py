@@ -32,25 +32,26 @@ def compare(
     power: list[str] = []
 
     def keep(name: str, scored: list[Scored], floor: list[Scored], seen: str) -> None:
-        paths[name] = {"measured": seen, **summary.with_domains(scored, p.seed, floor)}
+        listed = f"the {p.top} most probable tokens of each, any other as one: KL is a lower bound" if p.top else "whole"
+        paths[name] = {"measured": seen, "vocabulary": listed, **summary.with_domains(scored, p.seed, floor)}
         raw[name] = {"windows": [s.as_dict() for s in scored], "floor": [s.as_dict() for s in floor]}
-        chance = summary.accuracy_power(name, paths[name]["accuracy_difference"], p.loss)
+        chance = summary.accuracy_power(name, paths[name], p.loss)
         paths[name]["power"] = asdict(chance)
         power.append(chance.words)
 
     for name, windows in (("prefill-short", short), ("prefill-long", long)):
         if windows:
-            scored = scoring.prefill(reference, candidate, windows, stage(name, len(windows)))
+            scored = scoring.prefill(reference, candidate, windows, stage(name, len(windows)), p.top)
             few = windows[: max(1, len(windows) // 4)]
-            floor = scoring.prefill(reference, reference, few, stage(f"{name}, noise floor", len(few)), ("plain", "other"))
+            floor = scoring.prefill(reference, reference, few, stage(f"{name}, noise floor", len(few)), p.top, ("plain", "other"))
             keep(name, scored, floor, "teacher-forced, each window in one piece")
     decoded = short[: p.decode] or long[: p.decode]
     if decoded and candidate.decodes:
         forced = reference.decodes == candidate.decodes == "text"
         seen = "teacher-forced, token by token on both KV caches" if forced else "the candidate's own text, sampled at temperature 1; the reference scores it by prefill"
-        scored = scoring.decode(reference, candidate, decoded, stage("decode", len(decoded)))
+        scored = scoring.decode(reference, candidate, decoded, stage("decode", len(decoded)), p.top)
         few = decoded[: max(1, len(decoded) // 4)] if reference.decodes else []
-        floor = scoring.decode(reference, reference, few, stage("decode, noise floor", len(few)), floor=True) if few else []
+        floor = scoring.decode(reference, reference, few, stage("decode, noise floor", len(few)), p.top, floor=True) if few else []
         keep("decode", scored, floor, seen)
     said: dict[str, Any] | None = None
     asked = list(prompts or answers.prompts_of(short))[: p.answers]

@@ -36,12 +36,14 @@ def tables(results: Results) -> list[Table]:
 def _compare(name: str, r: dict[str, Any]) -> list[Table]:
     columns = ("path", "windows", "tokens", "KL, nats (95 %)", "noise floor", "same top-1", "bits/byte", "more than the reference (95 %)", "perplexity")
     rows = [(path, *_row(s)) for path, s in r["paths"].items()]
-    notes = [f"{path}: {s['measured']}; intervals over {s['units']} {s['unit']}s" for path, s in r["paths"].items()]
+    notes = [f"{path}: {s['measured']}; vocabulary: {s['vocabulary']}; intervals over {s['units']} {s['unit']}s" for path, s in r["paths"].items()]
+    notes += [f"{path}: the difference is noise" for path, s in r["paths"].items() if s.get("at_noise_floor")]
     notes += [f"sameness: {fact}" for fact in r["sameness"]] + r["power"]
     found = [Table(f"{name}: {_subject(r['candidate'])} against {_subject(r['reference'])}", columns, rows, tuple(notes))]
-    domains = [(path, domain, *_row(d)) for path, s in r["paths"].items() for domain, d in s.get("domains", {}).items()]
+    kept = [0, 1, 2, 4, 6]  # a row has all of the above but the path
+    domains = [(path, domain, *(_row(d)[i] for i in kept)) for path, s in r["paths"].items() for domain, d in s.get("domains", {}).items()]
     if domains:
-        found.append(Table(f"{name}: by domain", (columns[0], "domain", *columns[1:]), domains))
+        found.append(Table(f"{name}: by domain", ("path", "domain", *(columns[i + 1] for i in kept)), domains))
     if r.get("answers"):
         found.append(_answers(name, r["answers"]))
     return found
@@ -107,6 +109,9 @@ def _interval(i: dict[str, Any], form: str = "") -> str:
 
 
 def show(results: Results, console: Console) -> None:
+    """A stream that is no terminal gets lines as long as the tables are."""
+    if not console.is_terminal:
+        console.width = 200
     for table in tables(results):
         drawn = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
         for i, column in enumerate(table.columns):

@@ -15,6 +15,7 @@ import torch
 from moet.errors import EvalError
 from moet.eval.subject import Answer, Card, Prompt, Shape
 from moet.eval.tokens import FolderTokenizer
+from moet.eval.toplist import ListedRows, Top
 
 SECONDS = 1800.0
 TOGETHER = 4
@@ -61,8 +62,9 @@ class Server:
 
     decodes = "own"
 
-    def __init__(self, url: str, *, tokenizer: str = "", model: str = "", seed: int = 0) -> None:
-        self.url, self.seed = url.rstrip("/").removesuffix("/v1"), seed
+    def __init__(self, url: str, *, tokenizer: str = "", model: str = "", top: int = 0, seed: int = 0) -> None:
+        """top: ask for so many tokens of each distribution; 0: all."""
+        self.url, self.seed, self.top = url.rstrip("/").removesuffix("/v1"), seed, top
         self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(SECONDS, connect=10))
         models = self._get("/v1/models").json().get("data") or []
         found = [m for m in models if model in ("", m.get("id"))]
@@ -83,7 +85,7 @@ class Server:
             details["engine"] = version.json().get("version")
         return Card("server", self.url, mode, moet.get("fingerprint", ""), {k: v for k, v in details.items() if v is not None})
 
-    def prefill(self, windows: Iterable[list[int]], shape: Shape = "plain") -> Iterator[ArrayRows]:
+    def prefill(self, windows: Iterable[list[int]], shape: Shape = "plain") -> Iterator[ArrayRows | ListedRows]:
         if shape == "plain":
             yield from map(self._prompt, windows)
             return
@@ -92,22 +94,25 @@ class Server:
             while batch := list(islice(waiting, TOGETHER)):
                 yield from pool.map(self._prompt, batch)
 
-    def _prompt(self, ids: list[int]) -> ArrayRows:
-        """One request with the log-probabilities of the whole vocabulary at every token but the first."""
-        choice = self._complete({"prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": -1})
+    def _prompt(self, ids: list[int]) -> ArrayRows | ListedRows:
+        """One request with the log-probabilities at every token but the first."""
+        choice = self._complete({"prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.top or -1})
         if choice.prompt_logprobs is None or len(choice.prompt_logprobs) != len(ids):
             raise EvalError(f"{self.url}: expected prompt_logprobs of {len(ids)} tokens, as vLLM gives them, found {len(choice.prompt_logprobs or ())}")
-        return ArrayRows(self._whole([{t: x.logprob for t, x in (row or {}).items()} for row in choice.prompt_logprobs[1:]]))
+        return self._rows([{t: x.logprob for t, x in (row or {}).items()} for row in choice.prompt_logprobs[1:]], 0)
 
-    def decode(self, ids: list[int], context: int) -> tuple[list[int], ArrayRows]:
+    def decode(self, ids: list[int], context: int) -> tuple[list[int], ArrayRows | ListedRows]:
         wanted = len(ids) - context
-        body = {"prompt": ids[:context], "max_tokens": wanted, "temperature": 1, "seed": self.seed, "ignore_eos": True, "logprobs": -1}
+        body = {"prompt": ids[:context], "max_tokens": wanted, "temperature": 1, "seed": self.seed, "ignore_eos": True, "logprobs": self.top or -1}
         choice = self._complete({**body, "return_token_ids": True, "return_tokens_as_token_ids": True})
         rows = (choice.logprobs.top_logprobs if choice.logprobs else None) or []
         if choice.token_ids is None or len(rows) != len(choice.token_ids):
             raise EvalError(f"{self.url}: expected token_ids and logprobs of each generated token, as vLLM gives them, found {len(rows)} rows")
-        values = self._whole([{int(t.removeprefix("token_id:")): x for t, x in (row or {}).items()} for row in rows])
-        return ids[:context] + choice.token_ids, ArrayRows(values, context - 1)
+        named = [{int(t.removeprefix("token_id:")): x for t, x in (row or {}).items()} for row in rows]
+        return ids[:context] + choice.token_ids, self._rows(named, context - 1)
+
+    def _rows(self, rows: list[dict[int, float]], offset: int) -> ArrayRows | ListedRows:
+        return ListedRows(Top.of(rows), offset) if self.top else ArrayRows(self._whole(rows), offset)
 
     def _whole(self, rows: list[dict[int, float]]) -> torch.Tensor:
         """float32 [t, vocab]. Raises EvalError unless every row is a whole vocabulary."""
@@ -120,7 +125,7 @@ class Server:
         if len(rows) and np.abs(mass - 1).max() > MASS:
             raise EvalError(
                 f"{self.url}: expected log-probabilities of the whole vocabulary, found {min(map(len, rows))} tokens with a probability of {mass.min():.4f} together; "
-                "start vLLM with --max-logprobs -1"
+                "start vLLM with --max-logprobs -1, or compare --top K of them"
             )
         return torch.from_numpy(values)
 
@@ -176,7 +181,7 @@ class Server:
         except httpx.HTTPError as e:
             raise EvalError(f"{self.url}{path}: expected an answer, found: {type(e).__name__}: {e}") from None
         if not response.is_success:
-            hint = "; start vLLM with --max-logprobs -1" if "logprobs" in response.text else ""
+            hint = "; start vLLM with --max-logprobs -1, or compare --top K of them" if "logprobs" in response.text else ""
             raise EvalError(f"{self.url}{path}: expected success, found {response.status_code}: {response.text[:300]}{hint}")
         return response
 

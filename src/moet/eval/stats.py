@@ -158,17 +158,18 @@ def _points(share: float) -> str:
 
 def power_of_pairs(what: str, test: McNemar, loss: float = 0.02) -> Power:
     """Of McNemar's test at this n and its share of discordant pairs, which is taken as at least one pair: none seen is not none there."""
-    discordant = max(test.lost + test.won, 1) / test.n
-
-    def power(x: float) -> float:
-        return mcnemar_power(test.n, discordant, x)
-
-    return Power(what, loss, power(loss), _least(power))
+    return power_of_share(what, test.n, max(test.lost + test.won, 1) / test.n, loss)
 
 
-def power_of_interval(what: str, interval: Interval, loss: float = 0.02) -> Power:
-    """Of a test of a mean difference with the interval's standard error."""
-    return Power(what, loss, mean_power(interval.error, loss, interval.units), _least(lambda x: mean_power(interval.error, x, interval.units)))
+def power_of_share(what: str, n: int, discordant: float, loss: float = 0.02) -> Power:
+    """Of McNemar's test over n pairs of which a share `discordant` differs."""
+    return Power(what, loss, mcnemar_power(n, discordant, loss), _least(lambda x: mcnemar_power(n, discordant, x)))
+
+
+def power_of_interval(what: str, interval: Interval, loss: float = 0.02, *, least_error: float = 0.0) -> Power:
+    """Of a test of a mean difference with the interval's standard error. least_error: what one event in the sample would have made it; none seen is not none there."""
+    error = max(interval.error, least_error)
+    return Power(what, loss, mean_power(error, loss, interval.units), _least(lambda x: mean_power(error, x, interval.units)))
 
 
 def _least(power: Callable[[float], float]) -> float:

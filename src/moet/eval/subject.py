@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from moet.errors import EvalError
+from moet.eval.toplist import ListedRows
 
 Shape = Literal["plain", "other"]
 """plain: one window at a time, in one piece. other: the same windows in another batch shape, which only rounding can notice."""
@@ -64,7 +65,8 @@ class Tokenizer(Protocol):
 
 
 class Rows(Protocol):
-    """A window under one model: `logits(a, b)` is float32 [b - a, vocab], the (log-)probabilities of what follows tokens a to b - 1."""
+    """A window under one model: `logits(a, b)` is float32 [b - a, vocab], the (log-)probabilities of what follows tokens a to b - 1. Good until the next window is asked
+    for. A server that lists its most probable tokens only gives `toplist.ListedRows` instead."""
 
     def logits(self, first: int, end: int) -> torch.Tensor: ...
 
@@ -78,9 +80,9 @@ class Subject(Protocol):
     decodes: Literal["text", "own", ""]
     folder: Path | None
 
-    def prefill(self, windows: Iterable[list[int]], shape: Shape = "plain") -> Iterator[Rows]: ...
+    def prefill(self, windows: Iterable[list[int]], shape: Shape = "plain") -> Iterator[Rows | ListedRows]: ...
 
-    def decode(self, ids: list[int], context: int) -> tuple[list[int], Rows]:
+    def decode(self, ids: list[int], context: int) -> tuple[list[int], Rows | ListedRows]:
         """The decode path: the tokens it went along (`ids`, or the first `context` of them and a continuation of its own), and its logits of those after `context`."""
         ...
 
@@ -89,16 +91,16 @@ class Subject(Protocol):
     def close(self) -> None: ...
 
 
-def open_subject(name: str, *, precision: str, tokenizer: str = "", device: str = "cpu", stream: bool = False, model: str = "") -> Subject:
+def open_subject(name: str, *, precision: str, tokenizer: str = "", device: str = "cpu", stream: bool = False, model: str = "", top: int = 0, seed: int = 0) -> Subject:
     """The subject behind a URL, a checkpoint folder or a pack folder.
 
     precision: of a pack's rows. tokenizer: a folder, for a server whose own is not at hand. stream: one layer at a time, for models that do not fit in memory. model: the
-    served name, where a server has several. Raises EvalError if it is none of these; and what opening raises.
+    served name, where a server has several. top: of a server's distributions, so many tokens; 0: all. seed: of a server's own text. Raises EvalError if it is none of these; and what opening raises.
     """
     if name.startswith(("http://", "https://")):
         from moet.eval.server import Server
 
-        return Server(name, tokenizer=tokenizer, model=model)
+        return Server(name, tokenizer=tokenizer, model=model, top=top, seed=seed)
     folder = Path(name)
     if not (folder / "config.json").is_file():
         raise EvalError(f"{name}: expected http://HOST:PORT of a server, a checkpoint folder or a pack, found {'no config.json in it' if folder.is_dir() else 'none'}")

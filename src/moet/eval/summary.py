@@ -71,8 +71,9 @@ def with_domains(scored: Sequence[Scored], seed: int, floor: Sequence[Scored] = 
     return result
 
 
-def accuracy_power(what: str, difference: Interval, loss: float) -> Power:
-    return power_of_interval(f"{what}, top-1 accuracy of the next token", difference, loss)
+def accuracy_power(what: str, path: dict[str, Any], loss: float) -> Power:
+    """Of the paired difference of top-1 accuracy, with the error of at least one token that differs."""
+    return power_of_interval(f"{what}, top-1 accuracy of the next token", path["accuracy_difference"], loss, least_error=1 / path["tokens"])
 
 
 def plain(value: Any) -> Any:

@@ -72,8 +72,8 @@ def test_bootstrap_against_scipy():
         confidence_level=1 - 2 * tail, n_resamples=20_000, rng=1,
     )  # fmt: skip
     assert found.value == pytest.approx((b - a).sum() / size.sum(), rel=1e-12)
-    assert found.low == pytest.approx(expected.confidence_interval.low, abs=0.06 * found.error)
-    assert found.high == pytest.approx(expected.confidence_interval.high, abs=0.06 * found.error)
+    assert found.low == pytest.approx(expected.confidence_interval.low, abs=0.12 * found.error)
+    assert found.high == pytest.approx(expected.confidence_interval.high, abs=0.12 * found.error)
     assert found.error == pytest.approx(expected.standard_error * math.sqrt(40 / 39), rel=0.03)
 
 
