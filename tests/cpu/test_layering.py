@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "moet"
 ORDER = [
     "errors", "config", "native", "numerics", "models", "checkpoint", "layout", "quantize", "pack", "store", "cache",
-    "kernels", "moe", "recovery", "plan", "engine", "recipes", "bench", "eval", "cli",
+    "kernels", "moe", "forward", "calibrate", "recovery", "plan", "engine", "recipes", "bench", "eval", "cli",
 ]  # fmt: skip
 NO_TORCH_BEFORE = "moe"
 FILES = sorted(SOURCE.rglob("*.py"))
