@@ -1,20 +1,25 @@
-// The row: all bytes of one routed expert at one format. The definition is docs/pack-format.md; layout/geometry.py is its Python twin.
+// The row: all bytes of one routed expert at one format. The definition is docs/row-format.md; layout/geometry.py is its Python twin.
 #pragma once
 #include <cstdint>
 
 namespace moet {
 
-enum Format : int32_t { kSym2 = 0, kMxfp4 = 1, kNvfp4 = 2, kFp8 = 3, kFp8Row = 4, kBf16 = 5 };
+enum Format : int32_t { kSym2 = 0, kMxfp4 = 1, kNvfp4 = 2, kFp8 = 3, kFp8Row = 4, kBf16 = 5, kTcq2 = 6 };
+inline constexpr int kFormats = 7;
 
 inline constexpr int kTile = 32;        // intermediate values a tile; the unit of tensor parallelism
 inline constexpr int kBlockRows = 64;   // rows of a block (weights' N)
 inline constexpr int kBlockCols = 32;   // columns of a block (weights' K)
 
-inline constexpr int format_bits(int32_t f) { return f == kSym2 ? 2 : f <= kNvfp4 ? 4 : f <= kFp8Row ? 8 : 16; }
+inline constexpr int format_bits(int32_t f) { return f == kSym2 || f == kTcq2 ? 2 : f <= kNvfp4 ? 4 : f <= kFp8Row ? 8 : 16; }
+
+// The level of a tcq2 code: kTcq2Levels[(word >> 2 * code's place) & 15], the shift arithmetic.
+inline constexpr int8_t kTcq2Levels[16] = {3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3};
 
 inline constexpr int block_scale_bytes(int32_t f) {
   switch (f) {
     case kSym2: case kMxfp4: return 64;    // UE8M0 a row
+    case kTcq2: return 64;                 // UE5M3 a row
     case kNvfp4: return 128;               // E4M3 a row and 16 columns
     case kFp8: return 16;                  // float32 for rows 0-31 and 32-63, 8 zero bytes
     case kFp8Row: return 256;              // float32 a row

@@ -51,9 +51,9 @@ float e4m3_value(uint8_t byte) {
 }
 
 struct ValueTables {
-  float e4m3[256], ue8m0[256];
+  float e4m3[256], ue8m0[256], ue5m3[256];
   ValueTables() {
-    for (int i = 0; i < 256; ++i) e4m3[i] = e4m3_value(uint8_t(i)), ue8m0[i] = i == 255 ? std::nanf("") : std::ldexp(1.0f, i - 127);
+    for (int i = 0; i < 256; ++i) e4m3[i] = e4m3_value(uint8_t(i)), ue8m0[i] = i == 255 ? std::nanf("") : std::ldexp(1.0f, i - 127), ue5m3[i] = std::ldexp(float(8 + i % 8), i / 8 - 18);
   }
 };
 constexpr float kSym2Values[4] = {-4, -1, 1, 4};
@@ -64,6 +64,7 @@ double scale_of(const RowGeometry& g, const ValueTables& t, const uint8_t* scale
   const auto at = [&](int i) { float f; std::memcpy(&f, scales + 4 * i, 4); return double(f); };
   switch (g.format) {
     case kSym2: case kMxfp4: return t.ue8m0[scales[r]];
+    case kTcq2: return double(t.ue5m3[scales[r]]) * multiplier;
     case kNvfp4: return double(t.e4m3[scales[64 * (k / 16) + r]]) * multiplier;
     case kFp8: return at(r / 32);
     case kFp8Row: return at(r);
@@ -75,6 +76,7 @@ float code_value(const RowGeometry& g, const ValueTables& t, const uint8_t* code
   const int bits = format_bits(g.format), per_word = 32 / bits;
   uint32_t word;
   std::memcpy(&word, codes + (k / per_word) * 256 + 4 * r, 4);
+  if (g.format == kTcq2) return kTcq2Levels[int32_t(word) >> 2 * (k % 16) & 15];
   const uint32_t code = word >> (k % per_word * bits) & ((1u << bits) - 1);
   switch (bits) {
     case 2: return kSym2Values[code];

@@ -5,7 +5,7 @@ import pytest
 from moet.errors import ConfigError
 from moet.layout import FORMATS, RowGeometry
 
-BLOCK_BYTES = {"sym2": 576, "mxfp4": 1088, "nvfp4": 1152, "fp8": 2064, "fp8_row": 2304, "bf16": 4096}
+BLOCK_BYTES = {"sym2": 576, "mxfp4": 1088, "nvfp4": 1152, "fp8": 2064, "fp8_row": 2304, "bf16": 4096, "tcq2": 576}
 
 
 def test_block_bytes():

@@ -12,13 +12,18 @@ from hypothesis.extra.numpy import arrays
 from moet.numerics import (
     E2M1,
     E4M3,
+    TCQ2_LEVELS,
+    UE5M3,
     UE8M0,
     decode_e2m1,
     decode_e4m3,
+    decode_tcq2,
+    decode_ue5m3,
     decode_ue8m0,
     e4m3_has_nan,
     narrow_bf16,
     pack_e2m1,
+    tcq2_windows,
     ue8m0_has_nan,
     unpack_e2m1,
     widen_bf16,
@@ -88,6 +93,41 @@ def test_ue8m0_by_definition(dtype):
         assert found[byte] == 2.0 ** (byte - 127) > 0
     assert np.isnan(found[255])
     assert UE8M0[127] == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ue5m3_by_definition(dtype):
+    found = decode_ue5m3(BYTES, dtype)
+    assert found.dtype == dtype
+    for byte in range(256):
+        assert found[byte] == 2.0 ** (byte >> 3) * (1 + (byte & 7) / 8) * 2.0**-15
+    bits = (BYTES.astype(np.uint32) << 20) + (112 << 23)
+    assert np.array_equal(bits.view(np.float32), UE5M3), "as the kernels make them"
+
+
+def test_tcq2_levels_are_symmetric_odd_and_narrow():
+    torch = pytest.importorskip("torch")
+    assert np.array_equal(TCQ2_LEVELS[::-1], -TCQ2_LEVELS)
+    assert np.array_equal(TCQ2_LEVELS % 2, np.ones(16)) and np.abs(TCQ2_LEVELS).max() == 15
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
+        assert np.array_equal(torch.from_numpy(TCQ2_LEVELS).to(dtype).double().numpy(), TCQ2_LEVELS)
+
+
+@pytest.mark.parametrize("cols", [1, 4, 15, 16, 37, 64])
+def test_tcq2_windows_by_definition(cols):
+    """A window is a code and the next one; the 16th of a word has its own high bit twice; past the end are zeros."""
+    rng = np.random.default_rng(cols)
+    codes = rng.integers(0, 4, (5, cols))
+    packed = np.zeros((5, -(-cols // 4)), np.uint8)
+    for k in range(cols):
+        packed[:, k // 4] |= (codes[:, k] << 2 * (k % 4)).astype(np.uint8)
+    found = tcq2_windows(packed, cols)
+    for k in range(cols):
+        following = (codes[:, k] >> 1) * 3 if k % 16 == 15 else codes[:, k + 1] if k + 1 < cols else 0
+        assert np.array_equal(found[:, k], codes[:, k] + 4 * following)
+    assert np.array_equal(decode_tcq2(packed, cols), TCQ2_LEVELS[found])
+    if cols % 16 == 0:
+        assert np.array_equal(decode_tcq2(~packed, cols), -decode_tcq2(packed, cols))
 
 
 @given(arrays(np.uint8, st.integers(0, 40)))

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from moet.errors import ConfigError
 
-FORMATS = ("sym2", "mxfp4", "nvfp4", "fp8", "fp8_row", "bf16")  # the index is the number the native code knows
+FORMATS = ("sym2", "mxfp4", "nvfp4", "fp8", "fp8_row", "bf16", "tcq2")  # the index is the number the native code knows
+BASE_FORMATS = ("sym2", "tcq2")  # the 2-bit ones
 TILE = 32  # intermediate values a tile: the unit of tensor parallelism
 BLOCK_ROWS = 64
 BLOCK_COLS = 32
 PAGE = 4096  # O_DIRECT reads whole pages, so a row is a whole number of them
 
-_BITS = {"sym2": 2, "mxfp4": 4, "nvfp4": 4, "fp8": 8, "fp8_row": 8, "bf16": 16}
-_SCALE_BYTES = {"sym2": 64, "mxfp4": 64, "nvfp4": 128, "fp8": 16, "fp8_row": 256, "bf16": 0}
+_BITS = {"sym2": 2, "tcq2": 2, "mxfp4": 4, "nvfp4": 4, "fp8": 8, "fp8_row": 8, "bf16": 16}
+_SCALE_BYTES = {"sym2": 64, "tcq2": 64, "mxfp4": 64, "nvfp4": 128, "fp8": 16, "fp8_row": 256, "bf16": 0}
 _GROUP = {"mxfp4": 32, "nvfp4": 16}  # columns that share a scale in the checkpoint: it stores whole groups only
 
 

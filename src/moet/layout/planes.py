@@ -1,4 +1,4 @@
-"""What goes into a row and comes out of it: the three matrices of an expert, native (`moet.checkpoint.Matrix`) or at 2 bits (`Sym2Matrix`)."""
+"""What goes into a row and comes out of it: the three matrices of an expert, native (`moet.checkpoint.Matrix`) or at 2 bits (`Sym2Matrix`, `Tcq2Matrix`)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,24 @@ class Sym2Matrix:
     multiplier: float = 1.0
 
 
+@dataclass(frozen=True)
+class Tcq2Matrix:
+    """One projection at 2 bits, trellis-coded, with the fields of `moet.checkpoint.Matrix`.
+
+    codes: uint8 [rows, ceil(cols / 4)], code of column k at bits 2 * (k % 4); moet.numerics.decode_tcq2 gives their levels. Codes past the last column
+    are zero: the last column's level depends on the one after it. scales: uint8 [rows, ceil(cols / 32)], UE5M3. multiplier: of the whole matrix.
+    bias: float32 [rows] or None.
+    """
+
+    rows: int
+    cols: int
+    codes: np.ndarray
+    scales: np.ndarray
+    multiplier: float = 1.0
+    bias: np.ndarray | None = None
+    format: str = "tcq2"
+
+
 def shapes(geometry: RowGeometry, projection: str) -> tuple[int, int]:
     """(rows, cols) of "gate", "up" or "down"."""
     return (geometry.hidden, geometry.inter) if projection == "down" else (geometry.inter, geometry.hidden)
@@ -39,6 +57,7 @@ def plane_layout(format: str, rows: int, cols: int, bits: int) -> tuple[tuple[in
     groups = -(-cols // BLOCK_COLS)
     scales = {
         "sym2": ((rows, groups), np.uint8),
+        "tcq2": ((rows, groups), np.uint8),
         "mxfp4": ((rows, groups), np.uint8),
         "nvfp4": ((rows, cols // 16), np.uint8),
         "fp8": ((-(-rows // 32), groups), np.float32),
@@ -53,6 +72,8 @@ def make_matrix(geometry: RowGeometry, projection: str, codes: np.ndarray, scale
     rows, cols = shapes(geometry, projection)
     if geometry.format == "sym2":
         return Sym2Matrix(rows, cols, codes, scales, bias)
+    if geometry.format == "tcq2":
+        return Tcq2Matrix(rows, cols, codes, scales, multiplier, bias)
     return Matrix(geometry.format, rows, cols, codes, scales, multiplier, bias)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from moet.layout.geometry import BLOCK_COLS, BLOCK_ROWS, TILE, RowGeometry
 from moet.layout.planes import PROJECTIONS, make_matrix, plane_layout, shapes
-from moet.numerics import E2M1, E4M3, UE8M0
+from moet.numerics import E2M1, E4M3, UE5M3, UE8M0, decode_tcq2
 
 SYM2 = np.array([-4.0, -1.0, 1.0, 4.0])
 
@@ -62,7 +62,7 @@ def pack_row(geometry: RowGeometry, gate: Any, up: Any, down: Any, out: np.ndarr
 
 
 def unpack_row(geometry: RowGeometry, row: np.ndarray) -> tuple[Any, Any, Any]:
-    """The matrices that went into the row, bit for bit: `moet.checkpoint.Matrix`, or `Sym2Matrix` for sym2."""
+    """The matrices that went into the row, bit for bit: `moet.checkpoint.Matrix`, or `Sym2Matrix`, `Tcq2Matrix`."""
     g = geometry
     w13, w2 = _tiles(g, row)
     k_blocks, n_blocks = g.hidden_padded // BLOCK_COLS, g.hidden_padded // BLOCK_ROWS
@@ -94,6 +94,9 @@ def unpack_row(geometry: RowGeometry, row: np.ndarray) -> tuple[Any, Any, Any]:
 
 def dequantize(matrix: Any) -> np.ndarray:
     """Values of a matrix, float64 [rows, cols]; exact."""
+    if matrix.format == "tcq2":
+        scales = np.repeat(UE5M3[matrix.scales], 32, axis=1)[:, : matrix.cols]
+        return decode_tcq2(matrix.codes, matrix.cols) * scales * np.float64(np.float32(matrix.multiplier))
     bits = {"sym2": 2, "mxfp4": 4, "nvfp4": 4, "fp8": 8, "fp8_row": 8, "bf16": 16}[matrix.format]
     if matrix.format == "bf16":
         return (matrix.codes.view("<u2").astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -30,7 +30,7 @@ def _function(name: str):
 def pack_row(geometry: RowGeometry, gate: Any, up: Any, down: Any, out: np.ndarray) -> None:
     """Writes the row of an expert into out, uint8 [row_bytes]; every byte of it, checksums included.
 
-    gate, up, down: `moet.checkpoint.Matrix`, or `Sym2Matrix` where the geometry says sym2.
+    gate, up, down: `moet.checkpoint.Matrix`, or `Sym2Matrix` or `Tcq2Matrix` where the geometry says so.
     Raises CheckpointError if a matrix does not suit the geometry, PackError if `out` does not.
     """
     for name, matrix in zip(PROJECTIONS, (gate, up, down)):
