@@ -17,6 +17,7 @@ from moet.calibrate.stored import Streams
 from moet.calibrate.tokens import Windows
 from moet.calibrate.values import Values, native_values
 from moet.checkpoint import Checkpoint, ExpertWeights
+from moet.errors import ConfigError
 from moet.forward import Decoder
 from moet.layout import RowGeometry, dequantize_row, pack_row
 from moet.layout.planes import Sym2Matrix
@@ -33,14 +34,22 @@ BUDGET = {"cpu": 2 << 30, "cuda": 9 << 30}
 
 @dataclass(frozen=True)
 class Device:
-    """Where calibration computes. Matrices are float32 everywhere; TF32 is off."""
+    """Where calibration computes, in float32."""
 
     name: str
 
     @classmethod
     def chosen(cls, name: str) -> "Device":
-        """name: "cpu", "cuda", "cuda:1"..., or "auto"."""
-        return cls(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        """name: "cpu", "cuda", "cuda:1"..., or "auto". Raises ConfigError if there is no such device."""
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        try:
+            torch.empty(0, device=name)
+            known = torch.device(name).type in BUDGET
+        except (RuntimeError, AssertionError):
+            known = False
+        if not known:
+            raise ConfigError(f"device: expected cpu, or cuda where torch finds a GPU, found {name}")
+        return cls(name)
 
 
 class CalibratedEncoder:
@@ -54,7 +63,9 @@ class CalibratedEncoder:
         self.calibration = Calibration(windows.digest, count * length, length)
         self._reports: dict[int, LayerCalibration] = {}
 
-    def begin(self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress) -> None:
+    def begin(
+        self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress
+    ) -> None:
         self.checkpoint, self.root, self.done, self.progress = checkpoint, root, dict(done), progress
         self._decoder = Decoder.open(checkpoint, device=self.device.name)
         self._streams: Streams | None = None
@@ -88,9 +99,13 @@ class CalibratedEncoder:
         streams = self._before(layer.index)
         work, finish = self._open(layer, streams)
         for solved in work.run(self.solver, self._group(layer), self._pool):
-            self.progress.stage(f"layer {layer.index}; experts {solved.experts.start} to {solved.experts.stop - 1}")
+            self.progress.stage(
+                f"layer {layer.index}; experts {solved.experts.start} to {solved.experts.stop - 1}"
+            )
             yield Batch(solved.experts, _row_writer(layer, solved))
-        self._reports[layer.index] = LayerCalibration(*work.tokens, tuple(_short(x) for x in work.output_errors))
+        self._reports[layer.index] = LayerCalibration(
+            *work.tokens, tuple(_short(x) for x in work.output_errors)
+        )
         self._streams = finish()
         stored.write(self.root, self._streams)
 
@@ -100,7 +115,9 @@ class CalibratedEncoder:
         group = self._group(layer)
         for begin in range(0, layer.experts, group):
             experts = range(begin, min(begin + group, layer.experts))
-            native = native_values(self.checkpoint, layer.index, experts, torch.device(self.device.name), self._pool)
+            native = native_values(
+                self.checkpoint, layer.index, experts, torch.device(self.device.name), self._pool
+            )
             first, second = (self.solver(w, _identity(w), None) for w in (native.first, native.second))
             yield Batch(experts, _row_writer(layer, Solved(experts, native, first, second)))
 
@@ -110,7 +127,9 @@ class CalibratedEncoder:
         self.progress.stage(f"layer {index}; routing of {streams.full.ids.numel()} tokens")
         with decoder.layer(index, experts=False) as module:
             full = record(decoder, module, streams.full, index, layer.experts)
-            quantized = full if streams.same else record(decoder, module, streams.quantized, index, layer.experts)
+            quantized = (
+                full if streams.same else record(decoder, module, streams.quantized, index, layer.experts)
+            )
         work = LayerWork(self.checkpoint, layer, self.checkpoint.spec.activation, full, quantized)
 
         def finish() -> Streams:
@@ -162,7 +181,9 @@ class CalibratedEncoder:
             first.append(torch.from_numpy(np.concatenate([gate, up])))
             second.append(torch.from_numpy(down))
         device = self.device.name
-        return Values(torch.stack(first).to(device), torch.stack(second).to(device), native.bias, native.out_bias)
+        return Values(
+            torch.stack(first).to(device), torch.stack(second).to(device), native.bias, native.out_bias
+        )
 
 
 def _identity(weight: torch.Tensor) -> torch.Tensor:

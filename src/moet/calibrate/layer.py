@@ -100,7 +100,9 @@ class LayerWork:
         for e in experts:
             own = self._moments()
             for tokens, weights in self.quantized.pairs(e, STEP):
-                own.add(self.quantized.inputs[tokens], self.full.inputs[tokens] if self._paired else None, weights)
+                own.add(
+                    self.quantized.inputs[tokens], self.full.inputs[tokens] if self._paired else None, weights
+                )
             found.append(blended(own, shared))
         return _stacked(found)
 
@@ -157,6 +159,8 @@ def group_size(hidden: int, inter: int, experts: int, budget: int) -> int:
     return max(1, min(experts, budget // one))
 
 
-def _stacked(found: list[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _stacked(
+    found: list[tuple[torch.Tensor, torch.Tensor | None]],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     own, cross = zip(*found, strict=True)
     return torch.stack(own), None if cross[0] is None else torch.stack(cross)

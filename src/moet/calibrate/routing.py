@@ -32,9 +32,7 @@ class Routing:
     starts: tuple[int, ...]
 
     @classmethod
-    def of(
-        cls, inputs: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts: int
-    ) -> "Routing":
+    def of(cls, inputs: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts: int) -> "Routing":
         """index: int64 [tokens, top_k], distinct in each row; weights: float32 [tokens, top_k]."""
         order = torch.argsort(index.flatten(), stable=True)
         counts = torch.bincount(index.flatten(), minlength=experts).cpu()
@@ -86,9 +84,7 @@ def record(decoder: Decoder, layer: nn.Module, states: States, index: int, exper
     return Routing.of(inputs, chosen, weights, experts)
 
 
-def answered(
-    decoder: Decoder, layer: nn.Module, states: States, index: int, outputs: torch.Tensor
-) -> States:
+def answered(decoder: Decoder, layer: nn.Module, states: States, index: int, outputs: torch.Tensor) -> States:
     """Runs the whole layer, with `outputs` [tokens, hidden] as what its routed experts answer."""
     done = 0
 

@@ -26,7 +26,9 @@ class Moments:
 
         return cls(square(), square() if cross else None)
 
-    def add(self, inputs: torch.Tensor, full: torch.Tensor | None, weights: torch.Tensor | None = None) -> None:
+    def add(
+        self, inputs: torch.Tensor, full: torch.Tensor | None, weights: torch.Tensor | None = None
+    ) -> None:
         """inputs, full: float32 [n, K]; weights: float32 [n], None: all 1."""
         squared = torch.ones(len(inputs), device=inputs.device) if weights is None else weights.square()
         scaled = inputs * squared[:, None]
@@ -41,7 +43,9 @@ class Moments:
         return getattr(self, which) / (self.weight or 1.0)
 
 
-def blended(own: Moments, shared: Moments, prior: int = PRIOR_TOKENS) -> tuple[torch.Tensor, torch.Tensor | None]:
+def blended(
+    own: Moments, shared: Moments, prior: int = PRIOR_TOKENS
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(own, cross) a token: the expert's, shrunk towards the shared ones as if those were `prior` tokens more. An
     expert without tokens has the shared ones."""
     share = own.count / (own.count + prior)

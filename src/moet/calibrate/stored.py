@@ -57,7 +57,9 @@ def read(root: Path, next: int, ids: torch.Tensor) -> Streams | None:
 
             def states(name: str) -> States:
                 extra = (f"{name}.{i}" for i in range(carries))
-                carry = tuple(file.get_tensor(x) if x in names else None for x in extra) if carries >= 0 else None
+                carry = (
+                    tuple(file.get_tensor(x) if x in names else None for x in extra) if carries >= 0 else None
+                )
                 return States(ids, file.get_tensor(name), carry)
 
             full = states("full")

@@ -91,7 +91,9 @@ def windows(root: Path, texts: dict[str, list[Document]], tokens: int, positions
         found[i * len(found) // wanted[kind]] for kind, found in cut.items() for i in range(wanted[kind])
     ]
     if not chosen:
-        raise ConfigError(f"calibration: expected text of at least {length} tokens, found less; give more with --calibration")
+        raise ConfigError(
+            f"calibration: expected text of at least {length} tokens, found less; give more with --calibration"
+        )
     return Windows(torch.stack(chosen), {kind: n for kind, n in wanted.items() if n})
 
 
@@ -107,8 +109,12 @@ def _shares(there: dict[str, int], count: int) -> dict[str, int]:
 
 
 def _cut(tokenizer: Any, documents: Sequence[Document], length: int) -> list[torch.Tensor]:
-    """Documents one after the other, each as the tokenizer begins it, in windows; the rest at the end is left out."""
-    ids = [i for document in documents for i in tokenizer(_rendered(tokenizer, document))["input_ids"]]
+    """Documents one after the other, each as the tokenizer begins it and with the end token, in windows; the rest at the end is left out."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids: list[int] = []
+    for document in documents:
+        found = tokenizer(_rendered(tokenizer, document), verbose=False)["input_ids"]
+        ids += found + end * (found[-1:] != end)
     return list(torch.tensor(ids[: len(ids) // length * length], dtype=torch.int64).reshape(-1, length))
 
 

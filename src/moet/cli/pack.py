@@ -11,8 +11,11 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from moet.checkpoint import ShardSource
-from moet.errors import CheckpointError
+from moet.errors import CheckpointError, ConfigError
 from moet.pack.progress import Progress
+
+ROUNDING, CALIBRATED = "sym2-rtn", "sym2-gptq"
+DEFAULT = ROUNDING
 
 
 class BarProgress(Progress):
@@ -76,6 +79,19 @@ def pack(
         str, typer.Argument(help="checkpoint folder (complete, or still being downloaded) or Hub id ORG/NAME")
     ],
     dst: Annotated[Path, typer.Argument(help="folder of the pack; an unfinished pack is continued")],
+    scheme: Annotated[
+        str | None, typer.Option(help="how the 2-bit codes are chosen; moet.json records it")
+    ] = None,
+    calibrate: Annotated[
+        bool | None,
+        typer.Option("--calibrate/--no-calibrate", help="choose codes for what each layer answers on text"),
+    ] = None,
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(help="text to calibrate on, .txt or .jsonl, instead of moet's own; repeatable"),
+    ] = None,
+    calibration_tokens: Annotated[int, typer.Option(help="tokens to calibrate on", min=1)] = 32768,
+    device: Annotated[str, typer.Option(help="where calibration computes: cpu, cuda, or auto")] = "auto",
     native: Annotated[
         bool, typer.Option(help="also keep the checkpoint's own experts, bit for bit, as rows")
     ] = True,
@@ -102,11 +118,38 @@ def pack(
     console = Console(stderr=True, soft_wrap=True)
     with BarProgress(console) as progress:
         source = open_source(src, dst, consume=consume, wait=wait, revision=revision, progress=progress)
-        outcome = run(source, dst, native=native, consume=consume, workers=workers or None, progress=progress)
+        name = scheme_of(scheme, calibrate, calibration)
+        encoder = None
+        if name != ROUNDING:
+            from moet.calibrate.open import open_encoder
+
+            progress.stage("calibration text")
+            encoder = open_encoder(source.root, name, calibration or (), calibration_tokens, device)
+        outcome = run(
+            source,
+            dst,
+            encoder=encoder,
+            native=native,
+            consume=consume,
+            workers=workers or None,
+            progress=progress,
+        )
     if json_report:
         print(json.dumps(report_dict(outcome, dst), indent=1))
     else:
         print_report(outcome, dst, Console(soft_wrap=True))
+
+
+def scheme_of(scheme: str | None, calibrate: bool | None, calibration: list[Path] | None) -> str:
+    """The scheme that the options name together. Raises ConfigError if they contradict each other."""
+    wanted = calibrate if calibrate is not None or not calibration else True
+    if scheme is None:
+        return DEFAULT if wanted is None else CALIBRATED if wanted else ROUNDING
+    if wanted is not None and wanted == (scheme == ROUNDING):
+        raise ConfigError(
+            f"scheme: expected one that {'is' if wanted else 'is not'} calibrated, as the options say, found {scheme}"
+        )
+    return scheme
 
 
 def report_dict(outcome, dst: Path) -> dict:
@@ -118,8 +161,33 @@ def report_dict(outcome, dst: Path) -> dict:
     return {
         "pack": str(dst), "fingerprint": m.fingerprint, "architecture": m.source.architecture, "layers": len(m.layers),
         "report": msgspec.to_builtins(m.report), "bytes": pack_bytes(m), "seconds": round(outcome.seconds, 3),
-        "source_bytes": outcome.packed_bytes, "resumed": outcome.resumed, "was_finished": outcome.was_finished,
+        "scheme": m.scheme, "calibration": msgspec.to_builtins(m.calibration), "source_bytes": outcome.packed_bytes, "resumed": outcome.resumed, "was_finished": outcome.was_finished,
     }  # fmt: skip
+
+
+def print_calibration(manifest, console: Console) -> None:
+    """What calibration did, in two lines; nothing without it."""
+    from statistics import fmean
+
+    layers = [layer for layer in manifest.layers if layer.calibration]
+    if not layers:
+        return
+    c, errors = manifest.calibration, [fmean(layer.calibration.output_error) for layer in layers]
+    few = sum(layer.calibration.fallback for layer in layers)
+    console.print(
+        f"{manifest.scheme}, calibrated on {c.tokens} tokens: output error {fmean(errors):.4f}, "
+        f"from {min(errors):.4f} to {max(errors):.4f} by layer",
+        highlight=False,
+    )
+    least, median = (
+        min(getattr(x.calibration, name) for x in layers) for name in ("tokens_min", "tokens_median")
+    )
+    rounded = len(manifest.layers) - len(layers)
+    console.print(
+        f"tokens of an expert: at least {least}, median at least {median}; {few} of {sum(x.experts for x in layers)} experts "
+        f"leaned on their layer's statistics" + (f"; {rounded} MTP layers only rounded" if rounded else ""),
+        highlight=False,
+    )
 
 
 def pack_bytes(manifest) -> int:
@@ -139,6 +207,7 @@ def print_report(outcome, dst: Path, console: Console) -> None:
         p = getattr(r, name)
         table.add_row(name, f"{p.error:.4f}", f"{p.bias:+.6f}", f"{p.mean_abs_bias:.6f}")
     console.print(table)
+    print_calibration(m, console)
     error, where = worst(m.layers)
     native = (
         f", native {r.native_bits:.3f} bits a weight ({gib(r.native_bytes)})"

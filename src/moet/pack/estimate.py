@@ -23,7 +23,9 @@ class Plan:
     source_done: int
 
 
-def plan(checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool, row_format: str = "sym2") -> Plan:
+def plan(
+    checkpoint: Checkpoint, journal: Journal, native: bool, exact: bool, row_format: str = "sym2"
+) -> Plan:
     """`exact`: all shards are there. Otherwise all layers are taken to be like the first one that is not
     finished, and the dense tensors are what the
     index's total size leaves after the experts."""

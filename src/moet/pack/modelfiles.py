@@ -99,7 +99,9 @@ def refuse_folders(src: Path, dst: Path) -> None:
         )
     for folder in b.parents:
         if (folder / "moet.json").exists():
-            raise PackError(f"{dst}: expected a folder outside of other packs, found the pack {folder} around it")
+            raise PackError(
+                f"{dst}: expected a folder outside of other packs, found the pack {folder} around it"
+            )
     downloads = b / ".moet"  # where --consume keeps the shards of a Hub repository
     if a in b.parents or (b in a.parents and downloads not in a.parents):
         raise PackError(f"{dst}: expected a folder outside {src} and not around it; one is inside the other")

@@ -128,7 +128,9 @@ class _Run:
         complete = all(map(self._at_hand, self.checkpoint.shards))
         if complete:
             self.checkpoint.check()
-        modelfiles.copied(self.source.root)  # a name that cannot be packed shows now, not after the last layer
+        modelfiles.copied(
+            self.source.root
+        )  # a name that cannot be packed shows now, not after the last layer
         resume.refuse_other_source(self.dst, self.journal, self.checkpoint, self._at_hand)
         plan = estimate.plan(self.checkpoint, self.journal, self.native, complete, self.encoder.row_format)
         replaced = sum(p.stat().st_size for p in self.dst.rglob("*.safetensors")) if over else 0
@@ -163,7 +165,9 @@ class _Run:
             self.journal = self.journal.with_layer(entry)
             journals.write(self.dst, self.journal)
             self.encoder.written(entry.layer)
-        if self.encoder.calibration is None:  # a code that makes up for other codes' errors is biased on purpose
+        if (
+            self.encoder.calibration is None
+        ):  # a code that makes up for other codes' errors is biased on purpose
             report.refuse_bias(self.journal.layers.values())
         for shard in sorted({*shards, *self.held}):
             self._release(shard)

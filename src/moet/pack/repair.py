@@ -54,7 +54,9 @@ def repair(
                 rebuild(source, root, native=native, workers=workers, progress=progress)
             except BaseException:
                 if not (root / journals.NAME).exists():
-                    lock.remove(root)  # nothing was begun: the folder stays what it was, and can be repaired again
+                    lock.remove(
+                        root
+                    )  # nothing was begun: the folder stays what it was, and can be repaired again
                 raise
             return Repaired(before, ("every file",))
         try:
