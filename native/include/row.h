@@ -36,6 +36,7 @@ struct RowGeometry {
 
   int hidden_padded() const { return (hidden + 63) / 64 * 64; }
   int tiles() const { return (inter + kTile - 1) / kTile; }
+  int values(int tile) const { return inter - tile * kTile < kTile ? inter - tile * kTile : kTile; }   // of the tile's 32 that are not padding
   int64_t w13_tile_bytes() const { return int64_t(hidden_padded() / kBlockCols) * block_bytes(format) + (biased ? 256 : 0); }
   int64_t w2_tile_bytes() const { return int64_t(hidden_padded() / kBlockRows) * block_bytes(format); }
   int64_t w2_offset() const { return tiles() * w13_tile_bytes(); }

@@ -34,19 +34,20 @@ inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fixed(-x)); }
 
 // Where column k's byte of a digit goes: byte vector v takes columns 16 (v / 4) + 4 b + v % 4 of 2-bit words, 8 (v / 2) + 2 b + v % 2 of 4-bit words.
 struct Places {
-  uint8_t sym2[32], e2m1[32];
+  uint8_t two_bits[32], e2m1[32];
 };
 constexpr Places make_places() {
   Places p{};
   for (int k = 0; k < 32; ++k) {
-    p.sym2[k] = uint8_t(4 * (4 * (k / 16) + k % 4) + k % 16 / 4);
+    p.two_bits[k] = uint8_t(4 * (4 * (k / 16) + k % 4) + k % 16 / 4);
     p.e2m1[k] = uint8_t(4 * (2 * (k / 8) + k % 2) + k % 8 / 2);
   }
   return p;
 }
 constexpr Places kPlaces = make_places();
 
-// Largest |q|: D balanced bytes reach 127 * (1 + 256 + ...); with 3 bytes the group's sum of 32 products of up to 12 must fit 31 bits too.
+// Largest |q|: D balanced bytes reach 127 * (1 + 256 + ...); with 3 bytes the group's sum of 32 products of up to 12 (E2M1)
+// must fit 31 bits too. So does that of 32 products of up to 8, sym2's and half of tcq2's: 2 139 062 016.
 int32_t largest(int format, int acts) {
   if (acts == kInt24) return format == kMxfp4 ? 5592405 : 8355711;
   return acts == kInt16 ? 32639 : 127;
@@ -97,7 +98,11 @@ void pack_group(int format, int acts, const float* x, uint8_t* group) {
     const uint32_t bias = uint32_t(weight_bias(format));  // modulo 2^32, as the sums it corrects
     corrections[0] = int32_t(bias * (format == kNvfp4 ? half[0] : half[0] + half[1]));
     corrections[1] = int32_t(bias * half[1]);
-    const uint8_t* place = format == kSym2 ? kPlaces.sym2 : kPlaces.e2m1;
+    if (format == kTcq2 && acts == kInt24) {              // int_blocks.h: sums of half the levels
+      corrections[0] = int32_t(8 * (half[0] + half[1]));
+      corrections[1] = int32_t(to_bits(float(int32_t(half[0] + half[1]))));
+    }
+    const uint8_t* place = format_bits(format) == 2 ? kPlaces.two_bits : kPlaces.e2m1;
     for (int d = 0; d < acts; ++d) {
       int8_t digits[32];
       int32_t any = 0;

@@ -26,6 +26,7 @@ struct Vec {
   static void store(float* p, F f) { _mm256_storeu_ps(p, f); }
   static F cast(I a) { return _mm256_castsi256_ps(a); }
   static I srl(I a, int n) { return _mm256_srli_epi32(a, n); }
+  static I sra(I a, int n) { return _mm256_srai_epi32(a, n); }
   static I sll(I a, int n) { return _mm256_slli_epi32(a, n); }
   static I and_(I a, I b) { return _mm256_and_si256(a, b); }
   static I add32(I a, I b) { return _mm256_add_epi32(a, b); }
@@ -39,6 +40,12 @@ struct Vec {
     const F magnitude = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6), a);
     return _mm256_or_ps(magnitude, cast(and_(sll(a, 28), splat(0x80000000u))));
   }
+  static F tcq2(I word, int j) {   // window: bits 2j to 2j + 3, above the sign bit the sign bit
+    const I window = sra(word, 2 * j);                                                                  // low 3 bits select
+    const F low = _mm256_permutevar8x32_ps(_mm256_setr_ps(3, 11, -3, -9, -5, -15, 7, 1), window);
+    const F high = _mm256_permutevar8x32_ps(_mm256_setr_ps(-1, -7, 15, 5, 9, 3, -11, -3), window);
+    return _mm256_blendv_ps(low, high, cast(j < 15 ? sll(word, 28 - 2 * j) : word));                    // the window's high bit as sign
+  }
   // Exponent and mantissa moved to float32's place, the exponent raised by 120: y = 2^(e-7) (1 + m/8). That is the value but where e is 0: there it
   // is 2y - 2^-6 = 2^-6 m/8, and there only is 2y - 2^-6 the smaller one. No float32 subnormal on the way: Intel needs 150 cycles for each.
   static F e4m3(I a) {
@@ -46,6 +53,7 @@ struct Vec {
     const F magnitude = _mm256_min_ps(y, fma(y, splat_float(2.0f), splat_float(-0x1p-6f)));
     return _mm256_or_ps(magnitude, cast(and_(sll(a, 24), splat(0x80000000u))));
   }
+  static F ue5m3(I a) { return cast(add32(sll(a, 20), splat(112u << 23))); }
   static F ue8m0(I a) { return cast(_mm256_max_epu32(sll(a, 23), splat(0x00400000u))); }   // 2^-127 is a float32 subnormal
 
   static I table16(char a, char b, char c, char d, char e, char f, char g, char h, char i, char j, char k, char l, char m, char n, char o, char p) {
@@ -54,10 +62,10 @@ struct Vec {
   static I sym2_first(I n) { return _mm256_shuffle_epi8(table16(0, 3, 5, 8, 0, 3, 5, 8, 0, 3, 5, 8, 0, 3, 5, 8), n); }
   static I sym2_second(I n) { return _mm256_shuffle_epi8(table16(0, 0, 0, 0, 3, 3, 3, 3, 5, 5, 5, 5, 8, 8, 8, 8), n); }
   static I e2m1_bytes(I n) { return _mm256_shuffle_epi8(table16(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), n); }
+  static I tcq2_bytes(I n) { return _mm256_shuffle_epi8(table16(9, 13, 6, 3, 5, 0, 11, 8, 7, 4, 15, 10, 12, 9, 2, 6), n); }   // (level + 15) / 2
   static I multiply_bytes(I u, I q) { return _mm256_maddubs_epi16(u, q); }
   static I add16(I a, I b) { return _mm256_add_epi16(a, b); }
-  static I sum_pairs(I a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
-  static I sum_pairs_256(I a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(256)); }
+  static I sum_pairs(I a, int factor) { return _mm256_madd_epi16(a, _mm256_set1_epi16(short(factor))); }
 };
 
 #include "blocks.h"

@@ -12,7 +12,7 @@ inline void prefetch_block(const uint8_t* ahead) {
 template <int format>
 constexpr void fill(RunBlocks (&run)[kActsKinds]) {
   run[kFp32] = run_float<format>;
-  if constexpr (format <= kNvfp4) {
+  if constexpr (has_integers(format)) {
     run[kInt8] = run_int<format, 1>;
     run[kInt16] = run_int<format, 2>;
     run[kInt24] = run_int<format, 3>;
@@ -27,5 +27,6 @@ constexpr KernelTable make_table(const char* name) {
   fill<kFp8>(t.run[kFp8]);
   fill<kFp8Row>(t.run[kFp8Row]);
   fill<kBf16>(t.run[kBf16]);
+  fill<kTcq2>(t.run[kTcq2]);
   return t;
 }

@@ -5,6 +5,8 @@ template <int format>
 inline Vec::F decode(Vec::I word, int j) {
   if constexpr (format == kSym2) {
     return Vec::sym2(Vec::srl(word, 2 * j));
+  } else if constexpr (format == kTcq2) {
+    return Vec::tcq2(word, j);
   } else if constexpr (format == kMxfp4 || format == kNvfp4) {
     return Vec::e2m1(Vec::srl(word, 4 * j));
   } else if constexpr (format == kFp8 || format == kFp8Row) {
@@ -20,6 +22,8 @@ inline Vec::F row_scales(const uint8_t* block, int half, int row) {
   const uint8_t* scales = block + block_code_bytes(format);
   if constexpr (format == kSym2 || format == kMxfp4) {
     return Vec::ue8m0(Vec::load_bytes(scales + row));
+  } else if constexpr (format == kTcq2) {
+    return Vec::ue5m3(Vec::load_bytes(scales + row));
   } else if constexpr (format == kNvfp4) {
     return Vec::e4m3(Vec::load_bytes(scales + 64 * half + row));
   } else if constexpr (format == kFp8) {

@@ -1,8 +1,11 @@
 // Blocks of 2- and 4-bit codes times integer activations: within a group the sum is an exact integer, so only the groups' sum rounds.
 //
 // A byte of a word holds 4 (2) codes of one row. Byte vector i of a group (8 of them) takes one code of every byte; table look-up makes it
-// u = value/unit + bias >= 0; the byte multiply adds products of neighbours into 16 bits. sum(u*q) - bias*sum(q) is the group's sum.
-// Largest 16-bit sum: 8 vectors * 2 * 8 * 128 = 16384 for sym2; 4 * 2 * 24 * 128 = 24576 for E2M1, hence its sum moves to 32 bits twice.
+// u = (value/unit + bias) / step >= 0; the byte multiply adds products of neighbours into 16 bits. step*sum(u*q) - bias*sum(q) is the group's sum.
+// Largest 16-bit sum: 8 vectors * 2 * 8 * 128 = 16384 for sym2; * 15 = 30720 for tcq2; 4 * 2 * 24 * 128 = 24576 for E2M1, hence its sum moves to 32 bits twice.
+//
+// tcq2 at 3 bytes: levels up to 15 times 32 activations of 23 bits do not fit 32 bits. (level - 1) / 2 = u - 8 does, so the group's sum is
+// 2 * sum((u - 8)*q) + sum(q), put together in float32 by one fused multiply-add.
 
 // Byte vector i of the group, from the word vector that holds it.
 template <int format>
@@ -11,6 +14,9 @@ inline Vec::I bytes_of(Vec::I word, int i) {
     const int j = i % 4;   // codes j of the bytes: low nibble 0 and 1, high nibble 2 and 3
     const Vec::I nibble = Vec::and_(j < 2 ? word : Vec::srl(word, 4), Vec::splat(0x0f0f0f0fu));
     return j % 2 ? Vec::sym2_second(nibble) : Vec::sym2_first(nibble);
+  } else if constexpr (format == kTcq2) {
+    const int j = i % 4;   // codes j of the bytes and those after them, which for j = 3 are in the next byte
+    return Vec::tcq2_bytes(Vec::and_(j ? Vec::sra(word, 2 * j) : word, Vec::splat(0x0f0f0f0fu)));
   } else {
     return Vec::e2m1_bytes(Vec::and_(i % 2 ? Vec::srl(word, 4) : word, Vec::splat(0x0f0f0f0fu)));
   }
@@ -19,8 +25,10 @@ inline Vec::I bytes_of(Vec::I word, int i) {
 // R vectors of rows, M tokens; Z of the D digits, the lowest, are zeros in all M groups.
 template <int format, int D, int Z, int R, int M>
 inline __attribute__((always_inline)) void int_rows(const uint8_t* block, int row, const uint8_t* acts, float* acc, int64_t acc_row) {
-  constexpr int kPerWord = format == kSym2 ? 4 : 2;                // byte vectors a word
-  constexpr int kSpan = format == kSym2 ? 8 : 4;                   // byte vectors that fit a 16-bit sum
+  constexpr int kPerWord = format_bits(format) == 2 ? 4 : 2;       // byte vectors a word
+  constexpr int kSpan = format_bits(format) == 2 ? 8 : 4;          // byte vectors that fit a 16-bit sum
+  constexpr bool kHalves = format == kTcq2 && D == 3;              // of levels
+  constexpr int kStep = kHalves ? 1 : weight_step(format);
   constexpr int kBytes = group_bytes(D);
   // Hides that the next call uses the same activations: GCC would keep all broadcasts and addresses of a block, far more than there are registers.
   asm("" : "+r"(acts), "+r"(block));
@@ -55,19 +63,21 @@ inline __attribute__((always_inline)) void int_rows(const uint8_t* block, int ro
       for (int r = 0; r < R; ++r) {
         Vec::I s;                                                  // digits from the highest on: s = 256 s + digit
         if constexpr (D - Z == 1) {
-          s = Vec::sum_pairs(sum[r][m][D - 1]);
+          s = Vec::sum_pairs(sum[r][m][D - 1], kStep);
         } else {
-          s = Vec::add32(Vec::sum_pairs_256(sum[r][m][D - 1]), Vec::sum_pairs(sum[r][m][D - 2]));
+          s = Vec::add32(Vec::sum_pairs(sum[r][m][D - 1], 256 * kStep), Vec::sum_pairs(sum[r][m][D - 2], kStep));
 #pragma GCC unroll 3
-          for (int d = D - 3; d >= Z; --d) s = Vec::add32(Vec::sll(s, 8), Vec::sum_pairs(sum[r][m][d]));
+          for (int d = D - 3; d >= Z; --d) s = Vec::add32(Vec::sll(s, 8), Vec::sum_pairs(sum[r][m][d], kStep));
         }
         if (Z) s = Vec::sll(s, 8 * Z);
         if (format == kMxfp4 && span == 0) { total[r][m] = s; continue; }
         if (format == kMxfp4) s = Vec::add32(s, total[r][m]);
         s = Vec::sub32(s, Vec::broadcast_word(tail + 4 + (format == kNvfp4 ? 4 * span : 0)));
         const Vec::F scale = Vec::mul(row_scales<format>(block, span, row + r * Vec::W), Vec::broadcast(reinterpret_cast<const float*>(tail)));
+        Vec::F group = Vec::to_float(s);
+        if (kHalves) group = Vec::fma(group, Vec::splat_float(2.0f), Vec::broadcast(reinterpret_cast<const float*>(tail) + 2));
         float* a = acc + m * acc_row + row + r * Vec::W;
-        Vec::store(a, Vec::fma(Vec::to_float(s), scale, Vec::load(a)));
+        Vec::store(a, Vec::fma(group, scale, Vec::load(a)));
       }
     }
   }

@@ -15,17 +15,19 @@ enum Acts : int32_t { kFp32 = 0, kInt8 = 1, kInt16 = 2, kInt24 = 3 };
 inline constexpr int kActsKinds = 4;
 
 // Bytes of a group of 32 activations of one token. fp32: float[32]. Integers: int8 digits[acts][8][4] (least significant digit first, in
-// the order in which a word's bytes meet them), float scale, int32 correction[2]; kInt24 then has a byte at kLowDigit that is 0 if
+// the order in which a word's bytes meet them), float scale, int32 correction[2] (tcq2 at 3 bytes: int32 correction, float sum of q); kInt24 then has a byte at kLowDigit that is 0 if
 // all its lowest digits are 0.
 inline constexpr int kLowDigit = 32 * kInt24 + 12;
 inline constexpr int group_bytes(int acts) { return acts == kFp32 ? 128 : 32 * acts + 16; }
 
-// Integer weights of the integer formats are u = value * unit + bias >= 0, so that they fit the unsigned operand of the byte multiply.
-inline constexpr int weight_bias(int format) { return format == kSym2 ? 4 : 12; }
-inline constexpr float weight_unit(int format) { return format == kSym2 ? 1.0f : 0.5f; }   // E2M1 values are halves
+// Integer weights of the integer formats are u = (value / unit + bias) / step >= 0, so that they fit the unsigned operand of the byte multiply.
+inline constexpr int weight_bias(int format) { return format == kSym2 ? 4 : format == kTcq2 ? 15 : 12; }
+inline constexpr int weight_step(int format) { return format == kTcq2 ? 2 : 1; }   // tcq2's levels are odd
+inline constexpr float weight_unit(int format) { return format == kSym2 || format == kTcq2 ? 1.0f : 0.5f; }   // E2M1 values are halves
 
 // What the kernel is run with: fp8 and bf16 rows have no integer path.
-inline constexpr int acts_of(int format, int acts) { return format <= kNvfp4 ? acts : int(kFp32); }
+inline constexpr bool has_integers(int format) { return format_bits(format) <= 4; }
+inline constexpr int acts_of(int format, int acts) { return has_integers(format) ? acts : int(kFp32); }
 
 struct BlockRun {
   const uint8_t* blocks;     // consecutive blocks
@@ -42,7 +44,7 @@ using RunBlocks = void (*)(const BlockRun&);
 
 struct KernelTable {
   const char* name;
-  RunBlocks run[6][kActsKinds];   // [Format][Acts]; null where there is no integer path
+  RunBlocks run[kFormats][kActsKinds];   // [Format][Acts]; null where there is no integer path
 };
 
 const KernelTable& portable_kernels();

@@ -34,6 +34,7 @@ struct Runner {
   void up_tile(const ExpertJob& job, int tile) const {
     const int64_t tile_bytes = s.geometry.w13_tile_bytes();
     const uint8_t* blocks = job.view.w13 + tile * tile_bytes;
+    const int valid = s.geometry.values(s.tile_begin + tile);   // the padded rows' weights are not zeros in every format
     const float gate_multiplier = load_float(job.view.extras), up_multiplier = load_float(job.view.extras + 4);
     float bias[kBlockRows] = {};
     if (s.geometry.biased) std::memcpy(bias, blocks + tile_bytes - 256, 256);
@@ -48,8 +49,8 @@ struct Runner {
         float* up = gate + kTile;
         for (int i = 0; i < kTile; ++i) gate[i] = gate[i] * gate_multiplier + bias[i];
         for (int i = 0; i < kTile; ++i) up[i] = up[i] * up_multiplier + bias[kTile + i];
-        float values[kTile];
-        activate(s.activation, gate, up, kTile, values);
+        float values[kTile] = {};
+        activate(s.activation, gate, up, valid, values);
         pack_group(format, acts, values, job.middle + (int64_t(tile) * job.tokens + first + m) * group);
       }
     }

@@ -11,7 +11,7 @@ namespace moet {
 
 struct MlpSettings {
   RowGeometry geometry;
-  int32_t tiles = 0;           // of the slice
+  int32_t tile_begin = 0, tiles = 0;   // of the slice
   bool down_bias = false;      // this rank adds it
   Activation activation;
   int32_t acts = 0;            // kernels.h: Acts

@@ -125,6 +125,7 @@ void Forward::run(Pager& pager, Layer layer, const Activation& activation, int a
   MlpSettings settings;
   settings.geometry = pager.geometry(layer.index);
   const RowSlice slice = pager.slice(layer.index);
+  settings.tile_begin = slice.tile_begin;
   settings.tiles = slice.tile_end - slice.tile_begin;
   settings.down_bias = settings.geometry.biased && pager.rank() == 0;
   settings.activation = activation;
@@ -198,12 +199,13 @@ MOET_API int moet_forward(void* handle, void* pager_handle, const CLayer* c, cha
 }
 
 // One expert from its row slice: x float32 [tokens][hidden] -> out float32 [tokens][hidden]. For tests and benchmarks.
-MOET_API int moet_expert_mlp(void* handle, const int32_t* geometry, const uint8_t* const* segments, int32_t tiles, int32_t down_bias,
+MOET_API int moet_expert_mlp(void* handle, const int32_t* geometry, const uint8_t* const* segments, int32_t tile_begin, int32_t tiles, int32_t down_bias,
                              const CActivation* a, int32_t acts, const float* x, int32_t tokens, float* out, char* err, size_t err_len) {
   return moet::guarded(err, err_len, [&] {
     moet::FloatMode mode;
     moet::MlpSettings s;
     s.geometry = {geometry[0], geometry[1], geometry[2], geometry[3]};
+    s.tile_begin = tile_begin;
     s.tiles = tiles;
     s.down_bias = s.geometry.biased && down_bias;
     s.activation = {a->kind, a->limited, a->limit, a->alpha};

@@ -91,7 +91,7 @@ def test_same_bits_on_every_isa_batch_and_thread_count(format: str, activations:
                 assert part.tobytes() == whole[list(tokens)].tobytes(), (name, tokens)
 
 
-@pytest.mark.parametrize("format", ["sym2", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("format", ["sym2", "tcq2", "mxfp4", "nvfp4"])
 def test_groups_without_lowest_digits_take_the_short_path_to_the_same_sum(format: str) -> None:
     """Values from bfloat16 mostly need two of int24's three bytes. A token's bits must not depend on whether its neighbours need the third."""
     geometry = RowGeometry(format, 192, 96, False)
@@ -122,12 +122,12 @@ def test_ranks_add_up(format: str) -> None:
 
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
-@pytest.mark.parametrize("format", ["sym2", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("format", ["sym2", "tcq2", "mxfp4", "nvfp4"])
 def test_extreme_codes_and_activations(format: str, activations: str) -> None:
     """All weights and all activations at their largest: the 16- and 32-bit sums must not overflow, in either sign."""
     geometry = RowGeometry(format, 128, 64, False)
     row = make_row(geometry)
-    for code in (0x00, 0xFF, 0x77):   # sym2: -4, 4, mixed; E2M1: 0, -6, 6
+    for code in (0x00, 0xFF, 0x77, 0x55, 0xAA):   # sym2: -4, 4, mixed; E2M1: 0, -6, 6; tcq2: 0x55 is -15 but for the word's end, 0xAA 15
         blocks = row[: geometry.extras_offset].reshape(-1, geometry.block_bytes)
         blocks[:, : geometry.block_code_bytes] = code
         for x in (np.full((5, 128), 1.9999999, np.float32), np.full((5, 128), -1.9999999, np.float32), np.full((5, 128), 2e-39, np.float32)):
@@ -137,13 +137,14 @@ def test_extreme_codes_and_activations(format: str, activations: str) -> None:
             assert np.max(np.abs(found - expected) / (size + 1e-37)) < TOLERANCE[activations], (code, x[0, 0])
 
 
-@pytest.mark.parametrize("format", ["sym2", "mxfp4"])
+@pytest.mark.parametrize("format", ["sym2", "tcq2", "mxfp4"])
 def test_scale_exponents_from_end_to_end(format: str) -> None:
-    """Byte 0 is 2^-127, a subnormal; large ones must not overflow where the product does not."""
+    """UE8M0's byte 0 is 2^-127, a subnormal; large ones must not overflow where the product does not. All bytes of UE5M3 are ordinary."""
     geometry = RowGeometry(format, 64, 32, False)
     row = make_row(geometry)
     blocks = row[: geometry.extras_offset].reshape(-1, geometry.block_bytes)
-    for byte, scale in ((0, 1e30), (1, 1e30), (140, 1e-10), (200, 1e-30)):
+    ends = ((0, 1e10), (1, 1e10), (140, 1), (255, 1e-3)) if format == "tcq2" else ((0, 1e30), (1, 1e30), (140, 1e-10), (200, 1e-30))
+    for byte, scale in ends:
         blocks[:, geometry.block_code_bytes :] = byte
         x = make_x(3, 64) * np.float32(scale)
         for activations in ACTIVATIONS[:1] + ACTIVATIONS[2:]:
@@ -163,6 +164,24 @@ def test_a_token_that_is_not_finite_says_so_and_spoils_no_other(activations: str
     found = expert_mlp(geometry, row, x, SWIGLU, activations=activations)
     assert np.isnan(found[1]).all()
     assert found[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
+
+
+@pytest.mark.parametrize("format", ["sym2", "tcq2"])
+def test_padded_intermediate_values_reach_nothing(format: str) -> None:
+    """A code word of zeros is no zero: with scales as large as they get, the padded columns of down would show."""
+    geometry = RowGeometry(format, 64, 40, False)
+    row, x = make_row(geometry), make_x(5, 64)
+    for projection, part in (("w13", row[: geometry.w2_offset]), ("w2", row[geometry.w2_offset : geometry.extras_offset])):
+        tile = part.reshape(geometry.tiles, -1, geometry.block_bytes)[-1]
+        codes, scales = tile[:, : geometry.block_code_bytes].reshape(-1, 2, 64, 4), tile[:, geometry.block_code_bytes :]
+        if projection == "w13":
+            codes[:, :, [*range(8, 32), *range(40, 64)]] = 0xFF
+            scales[:, [*range(8, 32), *range(40, 64)]] = 160
+        else:
+            codes[:, 0, :, 2:] = codes[:, 1] = 0xFF
+    expected, size = (reference.expert_mlp(geometry, row, x, SWIGLU, magnitude=m) for m in (False, True))
+    for activations in ACTIVATIONS:
+        assert np.max(np.abs(expert_mlp(geometry, row, x, SWIGLU, activations=activations) - expected) / size) < TOLERANCE[activations]
 
 
 def test_unknown_isa_lists_the_known() -> None:

@@ -42,7 +42,7 @@ def lib() -> ctypes.CDLL:
     library.moet_moe_open.argtypes = [_i32, ctypes.POINTER(ctypes.c_void_p), *_error]
     library.moet_moe_close.argtypes, library.moet_moe_close.restype = [ctypes.c_void_p], None
     library.moet_expert_mlp.argtypes = [
-        ctypes.c_void_p, ctypes.POINTER(_i32), ctypes.POINTER(ctypes.c_void_p), _i32, _i32, ctypes.POINTER(CActivation), _i32,
+        ctypes.c_void_p, ctypes.POINTER(_i32), ctypes.POINTER(ctypes.c_void_p), _i32, _i32, _i32, ctypes.POINTER(CActivation), _i32,
         ctypes.c_void_p, _i32, ctypes.c_void_p, *_error,
     ]  # fmt: skip
     return library
@@ -110,7 +110,7 @@ def expert_mlp(
     sizes = (_i32 * 4)(geometry.format_index, geometry.hidden, geometry.inter, geometry.biased)
     out = np.full(x.shape, np.nan, np.float32)
     native.call(
-        lib().moet_expert_mlp, threads.handle, sizes, segments, part.tile_end - part.tile_begin, rank == 0,
+        lib().moet_expert_mlp, threads.handle, sizes, segments, part.tile_begin, part.tile_end - part.tile_begin, rank == 0,
         ctypes.byref(c_activation(activation)), ACTIVATIONS.index(activations), x.ctypes.data, len(x), out.ctypes.data,
     )  # fmt: skip
     return out

@@ -6,6 +6,7 @@ from moet.layout import RowGeometry
 from moet.models import Activation
 
 _SYM2 = np.array([-4, -1, 1, 4], np.float64)
+_TCQ2 = np.array([3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3], np.float64)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
 
 
@@ -18,12 +19,16 @@ def e4m3(codes: np.ndarray) -> np.ndarray:
 
 def decode_blocks(format: str, blocks: np.ndarray) -> np.ndarray:
     """float64 [..., 64, 32] values of blocks, uint8 [..., block_bytes]; the matrix multiplier left out."""
-    bits = {"sym2": 2, "mxfp4": 4, "nvfp4": 4, "fp8": 8, "fp8_row": 8, "bf16": 16}[format]
+    bits = {"sym2": 2, "tcq2": 2, "mxfp4": 4, "nvfp4": 4, "fp8": 8, "fp8_row": 8, "bf16": 16}[format]
     lead = blocks.shape[:-1]
     words = np.ascontiguousarray(blocks[..., : 256 * bits]).view("<u4").reshape(*lead, bits, 64)
     codes = (words[..., None] >> (np.arange(32 // bits, dtype=np.uint32) * bits)) & ((1 << bits) - 1)   # [..., steps, rows, codes a word]
     codes = np.moveaxis(codes, -2, -3).reshape(*lead, 64, 32)
     scales = np.ascontiguousarray(blocks[..., 256 * bits :])
+    if format == "tcq2":
+        following = np.roll(codes, -1, axis=-1)
+        following[..., 15::16] = (codes[..., 15::16] >> 1) * 3   # the end of a word: its high bit twice
+        return _TCQ2[codes + 4 * following] * (2.0 ** (scales // 8 - 15.0) * (1 + scales % 8 / 8))[..., None]
     if format == "sym2":
         return _SYM2[codes] * 2.0 ** (scales.astype(np.float64) - 127)[..., None]
     if format in ("mxfp4", "nvfp4"):
