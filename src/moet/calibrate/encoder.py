@@ -10,23 +10,23 @@ import numpy as np
 import torch
 
 from moet.calibrate import stored
-from moet.calibrate.layer import LayerWork, Solved, Solver, group_size
-from moet.calibrate.plain import Codes
-from moet.calibrate.routing import answered, record
+from moet.calibrate.codebooks import codebook_of
+from moet.calibrate.encode import encode_matrix
+from moet.calibrate.layer import LayerWork, Solved, group_size
+from moet.calibrate.routing import adds, answered, record
+from moet.calibrate.rows import row_writer
 from moet.calibrate.stored import Streams
 from moet.calibrate.tokens import Windows
 from moet.calibrate.values import Values, native_values
-from moet.checkpoint import Checkpoint, ExpertWeights
+from moet.checkpoint import Checkpoint
 from moet.errors import ConfigError
-from moet.forward import Decoder
-from moet.layout import RowGeometry, dequantize_row, pack_row
-from moet.layout.planes import Sym2Matrix
+from moet.forward import Decoder, States
+from moet.layout import RowGeometry, dequantize_row
 from moet.models import MoeLayer
 from moet.pack.encoder import Batch
 from moet.pack.manifest import Calibration, Layer, LayerCalibration
 from moet.pack.progress import Progress
-from moet.quantize import MatrixReport, RowReport
-from moet.quantize.report import matrix_report
+from moet.quantize.schemes import Scheme
 
 BUDGET = {"cpu": 2 << 30, "cuda": 9 << 30}
 """Bytes for the experts that are encoded together."""
@@ -53,12 +53,11 @@ class Device:
 
 
 class CalibratedEncoder:
-    """`moet.pack.encoder.Encoder` with a solver that looks at the data. Not for several threads."""
+    """`moet.pack.encoder.Encoder` that looks at the data. Not for several threads."""
 
-    row_format = "sym2"
-
-    def __init__(self, scheme: str, solver: Solver, windows: Windows, device: Device) -> None:
-        self.scheme, self.solver, self.windows, self.device = scheme, solver, windows, device
+    def __init__(self, scheme: Scheme, windows: Windows, device: Device) -> None:
+        self.scheme, self.row_format, self.windows, self.device = scheme.name, scheme.row_format, windows, device
+        self.codebook = codebook_of(scheme.row_format)
         count, length = windows.ids.shape
         self.calibration = Calibration(windows.digest, count * length, length)
         self._reports: dict[int, LayerCalibration] = {}
@@ -98,11 +97,11 @@ class CalibratedEncoder:
     def _calibrated(self, layer: MoeLayer) -> Iterator[Batch]:
         streams = self._before(layer.index)
         work, finish = self._open(layer, streams)
-        for solved in work.run(self.solver, self._group(layer), self._pool):
+        for solved in work.run(self.codebook, self._group(layer), self._pool):
             self.progress.stage(
                 f"layer {layer.index}; experts {solved.experts.start} to {solved.experts.stop - 1}"
             )
-            yield Batch(solved.experts, _row_writer(layer, solved))
+            yield Batch(solved.experts, row_writer(self.row_format, layer, solved))
         self._reports[layer.index] = LayerCalibration(
             *work.tokens, tuple(_short(x) for x in work.output_errors)
         )
@@ -110,35 +109,43 @@ class CalibratedEncoder:
         stored.write(self.root, self._streams)
 
     def _rounded(self, layer: MoeLayer) -> Iterator[Batch]:
-        """An MTP layer: transformers' models do not have it, so there is nothing to run. Without statistics the solver
-        rounds."""
+        """An MTP layer: transformers' models do not have it, so there is nothing to run. Its matrices are
+        encoded by themselves."""
         group = self._group(layer)
         for begin in range(0, layer.experts, group):
             experts = range(begin, min(begin + group, layer.experts))
             native = native_values(
                 self.checkpoint, layer.index, experts, torch.device(self.device.name), self._pool
             )
-            first, second = (self.solver(w, _identity(w), None) for w in (native.first, native.second))
-            yield Batch(experts, _row_writer(layer, Solved(experts, native, first, second)))
+            first, second = (encode_matrix(self.codebook, w) for w in (native.first, native.second))
+            yield Batch(experts, row_writer(self.row_format, layer, Solved(experts, native, first, second)))
 
     def _open(self, layer: MoeLayer, streams: Streams) -> tuple[LayerWork, Callable[[], Streams]]:
         """The layer's work, and what gives the states after it once that is done."""
         decoder, index = self._decoder, layer.index
         self.progress.stage(f"layer {index}; routing of {streams.full.ids.numel()} tokens")
         with decoder.layer(index, experts=False) as module:
-            full = record(decoder, module, streams.full, index, layer.experts)
-            quantized = (
-                full if streams.same else record(decoder, module, streams.quantized, index, layer.experts)
-            )
-        work = LayerWork(self.checkpoint, layer, self.checkpoint.spec.activation, full, quantized)
+            full, rest = record(decoder, module, streams.full, index, layer.experts)
+            quantized, quantized_rest = full, rest
+            adding = adds(decoder, module, streams.full, index)
+            if not streams.same:
+                quantized, quantized_rest = record(decoder, module, streams.quantized, index, layer.experts)
+        missing = None
+        if adding and not streams.same:
+            difference = rest.hidden.float() - quantized_rest.hidden.float()
+            missing = difference.flatten(0, 1).to(full.inputs.device)
+        work = LayerWork(
+            self.checkpoint, layer, self.checkpoint.spec.activation, full, quantized, missing
+        )
 
         def finish() -> Streams:
+            answers = (work.full_answer, work.quantized_answer)
+            if adding:
+                return Streams(index + 1, *map(_plus, (rest, quantized_rest), answers))
             with decoder.layer(index, experts=False) as module:
-                return Streams(
-                    index + 1,
-                    answered(decoder, module, streams.full, index, work.full_answer),
-                    answered(decoder, module, streams.quantized, index, work.quantized_answer),
-                )
+                before = (streams.full, streams.quantized)
+                after = (answered(decoder, module, s, index, a) for s, a in zip(before, answers, strict=True))
+                return Streams(index + 1, *after)
 
         return work, finish
 
@@ -186,60 +193,9 @@ class CalibratedEncoder:
         )
 
 
-def _identity(weight: torch.Tensor) -> torch.Tensor:
-    count, _, columns = weight.shape
-    return torch.eye(columns, device=weight.device).expand(count, -1, -1)
-
-
-def _row_writer(layer: MoeLayer, solved: Solved) -> Callable[[ExpertWeights, np.ndarray], RowReport]:
-    """Writes base rows of a group's experts."""
-    first, second = (_on_cpu(c) for c in (solved.first, solved.second))
-    reports = {
-        "gate": _reports(solved.native.first[:, : layer.inter], solved.first, slice(0, layer.inter)),
-        "up": _reports(solved.native.first[:, layer.inter :], solved.first, slice(layer.inter, None)),
-        "down": _reports(solved.native.second, solved.second, slice(None)),
-    }
-
-    def write(weights: ExpertWeights, out: np.ndarray) -> RowReport:
-        g = weights.expert - solved.experts.start
-        hidden, inter, biased = weights.gate.cols, weights.gate.rows, weights.gate.bias is not None
-        both, down = _packed(first, g), _packed(second, g)
-        matrices = (
-            Sym2Matrix(inter, hidden, both[0][:inter], both[1][:inter], weights.gate.bias),
-            Sym2Matrix(inter, hidden, both[0][inter:], both[1][inter:], weights.up.bias),
-            Sym2Matrix(hidden, inter, *down, weights.down.bias),
-        )
-        pack_row(RowGeometry("sym2", hidden, inter, biased), *matrices, out)
-        return RowReport(*(reports[name][g] for name in ("gate", "up", "down")))
-
-    return write
-
-
-def _on_cpu(codes: Codes) -> tuple[np.ndarray, np.ndarray]:
-    """Codes four to a byte, and scales."""
-    c = codes.codes
-    c = torch.nn.functional.pad(c, (0, -c.shape[2] % 4)).reshape(*c.shape[:2], -1, 4).int()
-    packed = c[..., 0] | c[..., 1] << 2 | c[..., 2] << 4 | c[..., 3] << 6
-    return packed.to(torch.uint8).cpu().numpy(), codes.scales.cpu().numpy()
-
-
-def _packed(arrays: tuple[np.ndarray, np.ndarray], g: int) -> tuple[np.ndarray, np.ndarray]:
-    return arrays[0][g], arrays[1][g]
-
-
-def _reports(native: torch.Tensor, codes: Codes, rows: slice) -> list[MatrixReport]:
-    """By expert, as `moet.quantize` counts for its own rows; sums in float64."""
-    values, scales = codes.values[:, rows], codes.scales[:, rows]
-    unit = torch.exp2(scales.float() - 127).repeat_interleave(32, dim=2)[:, :, : values.shape[2]]
-    found = []
-    for v, q, u in zip(native, values, unit, strict=True):
-        error = (q - v).double()
-        inner = error / u
-        zeros = v == 0
-        sums = (v.double().square().sum(), error.square().sum(), inner.sum(), inner.square().sum())
-        counts = (v.numel(), int(zeros.sum()), int((zeros & torch.signbit(v)).sum()))
-        found.append(matrix_report(*counts, 0, tuple(float(x) for x in sums)))
-    return found
+def _plus(rest: States, answer: torch.Tensor) -> States:
+    hidden = rest.hidden + answer.view(rest.hidden.shape).to(rest.hidden)
+    return States(rest.ids, hidden, rest.carry)
 
 
 def _short(x: float) -> float:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moet.calibrate.encoder import CalibratedEncoder, Device
-from moet.calibrate.solvers import solver_of
 from moet.calibrate.tokens import TOKENS, default_texts, read_file, windows
 from moet.checkpoint.index import read_json
 from moet.models import family_of
 from moet.models.registry import text_config
+from moet.quantize import schemes
 
 
 def open_encoder(
@@ -19,11 +19,11 @@ def open_encoder(
 
     Raises CheckpointError (no tokenizer, unknown architecture), ConfigError (scheme, files, device).
     """
-    solver, chosen = solver_of(scheme), Device.chosen(device)
+    chosen = Device.chosen(device)
     config = read_json(root / "config.json")
     positions = text_config(config, family_of(config)[1]).get("max_position_embeddings")
     texts = {str(file): read_file(file) for file in files} or default_texts()
     found = windows(
         root, texts, tokens, positions if isinstance(positions, int) and positions > 0 else 1 << 30
     )
-    return CalibratedEncoder(scheme, solver, found, chosen)
+    return CalibratedEncoder(schemes.scheme(scheme), found, chosen)

@@ -12,10 +12,6 @@ from moet.forward import Decoder, States
 from moet.forward.experts import FusedExperts
 
 
-class _Recorded(BaseException):
-    """Leaves the layer once its experts were called: what comes after them is not needed yet."""
-
-
 @dataclass(frozen=True)
 class Routing:
     """All tokens of all sequences at the experts of one layer.
@@ -42,6 +38,10 @@ class Routing:
     def count(self, expert: int) -> int:
         return self.starts[expert + 1] - self.starts[expert]
 
+    def weight_sums(self) -> torch.Tensor:
+        """float32 [tokens]: of each token's router weights."""
+        return torch.zeros(len(self.inputs), device=self.inputs.device).index_add_(0, self.tokens, self.weights)
+
     def pairs(self, expert: int, step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(tokens, weights) of an expert, at most `step` at a time, tokens ascending."""
         begin, end = self.starts[expert : expert + 2]
@@ -59,29 +59,44 @@ def _replaced(module: nn.Module, forward) -> Iterator[None]:
         del module.forward
 
 
-def record(decoder: Decoder, layer: nn.Module, states: States, index: int, experts: int) -> Routing:
-    """Runs the layer up to its experts, which need no weights, and returns what they were called with.
-    Raises CheckpointError if the layer does not call them once a batch."""
+def record(
+    decoder: Decoder, layer: nn.Module, states: States, index: int, experts: int
+) -> tuple[Routing, States]:
+    """Runs the layer with experts that answer zeros, and need no weights. Returns what they were called with, and the
+    states after the layer without their answer. Raises CheckpointError if the layer does not call them once a batch."""
     calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def forward(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor):
         calls.append((hidden_states.float(), top_k_index.long(), top_k_weights.float()))
-        raise _Recorded
+        return torch.zeros_like(hidden_states)
 
-    fused = FusedExperts.of(layer)
-    tokens = 0
-    with _replaced(fused.module, forward):
-        for part in decoder.batches(states):
-            with contextlib.suppress(_Recorded):
-                decoder.step(part, index)
-            tokens += part.ids.numel()
+    with _replaced(FusedExperts.of(layer).module, forward):
+        rest = decoder.run(layer, states, index)
     found = sum(len(inputs) for inputs, _, _ in calls)
-    if found != tokens:
+    if found != states.ids.numel():
         raise CheckpointError(
-            f"layer {index}: expected its experts to be called with {tokens} tokens, found {found}"
+            f"layer {index}: expected its experts to be called with {states.ids.numel()} tokens, found {found}"
         )
     inputs, chosen, weights = (torch.cat(x) for x in zip(*calls, strict=True))
-    return Routing.of(inputs, chosen, weights, experts)
+    return Routing.of(inputs, chosen, weights, experts), rest
+
+
+def adds(decoder: Decoder, layer: nn.Module, states: States, index: int) -> bool:
+    """Whether the layer's output is that of its other parts plus its experts' answer: tried on a few tokens. Not so where
+    a norm follows the experts, or where the layer mixes several residual streams."""
+    part = next(decoder.batches(states))
+    answers = []
+
+    def forward(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor):
+        answers.append(hidden_states * answers[0] if answers else torch.ones_like(hidden_states[:1]))
+        return answers[-1].expand_as(hidden_states)
+
+    with _replaced(FusedExperts.of(layer).module, forward):
+        one, other = (decoder.step(part, index).hidden for _ in range(2))
+    if one.dim() != 3:
+        return False
+    expected = (answers[1] - answers[0]).view(one.shape)
+    return bool((other - one - expected).abs().max() <= 1e-3 * expected.abs().max())
 
 
 def answered(decoder: Decoder, layer: nn.Module, states: States, index: int, outputs: torch.Tensor) -> States:

@@ -31,13 +31,10 @@ class Streams:
 
 def write(root: Path, streams: Streams) -> None:
     """Durable once it returns."""
-    tensors = {}
-    for name, states in (("full", streams.full), ("quantized", streams.quantized)):
-        if name == "full" or not streams.same:
-            tensors[name] = states.hidden.contiguous()
-            for i, carry in enumerate(states.carry or ()):
-                if carry is not None:
-                    tensors[f"{name}.{i}"] = carry.contiguous()
+    tensors = _tensors("full", streams.full)
+    for name, tensor in _tensors("quantized", streams.quantized).items():
+        if tensor.data_ptr() != tensors[name.replace("quantized", "full")].data_ptr():
+            tensors[name] = tensor
     carries = -1 if streams.full.carry is None else len(streams.full.carry)
     path = _path(root, streams.next)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,15 +52,19 @@ def read(root: Path, next: int, ids: torch.Tensor) -> Streams | None:
         with safe_open(_path(root, next), "pt") as file:
             carries, names = int(file.metadata()["carries"]), set(file.keys())
 
-            def states(name: str) -> States:
-                extra = (f"{name}.{i}" for i in range(carries))
-                carry = (
-                    tuple(file.get_tensor(x) if x in names else None for x in extra) if carries >= 0 else None
-                )
-                return States(ids, file.get_tensor(name), carry)
+            def tensor(name: str) -> torch.Tensor | None:
+                return file.get_tensor(name) if name in names else None
 
-            full = states("full")
-            quantized = states("quantized") if "quantized" in names else full
+            def states(name: str, like: States | None) -> States:
+                """What is not stored is the same as in `like`."""
+                hidden, *carry = (tensor(f"{name}{x}") for x in ("", *(f".{i}" for i in range(carries))))
+                if like is not None:
+                    hidden = like.hidden if hidden is None else hidden
+                    carry = [c if c is not None else l for c, l in zip(carry, like.carry or (), strict=True)]
+                return States(ids, hidden, tuple(carry) if carries >= 0 else None)
+
+            full = states("full", None)
+            quantized = states("quantized", full) if "quantized" in names else full
     except (FileNotFoundError, SafetensorError):
         return None
     return Streams(next, full, quantized) if full.hidden.shape[:2] == ids.shape else None
@@ -80,6 +81,11 @@ def forget(root: Path, before: int) -> None:
     for index in there(root):
         if index < before:
             _path(root, index).unlink()
+
+
+def _tensors(name: str, states: States) -> dict[str, torch.Tensor]:
+    found = {name: states.hidden.contiguous()}
+    return found | {f"{name}.{i}": c.contiguous() for i, c in enumerate(states.carry or ()) if c is not None}
 
 
 def _path(root: Path, next: int) -> Path:

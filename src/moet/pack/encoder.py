@@ -13,6 +13,7 @@ from moet.models import MoeLayer
 from moet.pack.manifest import Calibration, Layer, LayerCalibration
 from moet.pack.progress import Progress
 from moet.quantize import RowReport, encode_row
+from moet.quantize.schemes import PLAIN_SCHEME
 
 EncodeExpert = Callable[[ExpertWeights, np.ndarray], RowReport]
 """Writes the base row of one expert into uint8 [row_bytes], every byte of it. Called by several threads at once."""
@@ -67,7 +68,7 @@ class Encoder(Protocol):
 class Rounding:
     """Each weight by itself (docs/quantization.md)."""
 
-    scheme = "sym2-rtn"
+    scheme = PLAIN_SCHEME
     row_format = "sym2"
     calibration = None
 

@@ -9,7 +9,7 @@ from moet.errors import CheckpointError
 from moet.pack import durable, fingerprint, modelfiles, report
 from moet.pack import manifest as manifests
 from moet.pack.journal import Journal
-from moet.pack.manifest import ActivationInfo, Calibration, Codebook, FileDigest, Manifest, Source
+from moet.pack.manifest import ActivationInfo, Calibration, FileDigest, Manifest, Source
 
 
 def write_rest(
@@ -59,7 +59,7 @@ def _manifest(
         inter=max(layer.inter for layer in layers),
         top_k=spec.top_k,
         activation=ActivationInfo(spec.activation.kind, spec.activation.limit, spec.activation.alpha),
-        codebook=Codebook(),
+        codebook=manifests.CODEBOOKS[layers[0].base.format],
         scheme=journal.settings.scheme,
         calibration=calibration,
         layers=layers,

@@ -9,10 +9,10 @@ import msgspec
 from blake3 import blake3
 
 from moet.errors import PackError
+from moet.numerics import TCQ2_LEVELS
 
 FORMAT_VERSION = 2
 NAME = "moet.json"
-CODEBOOK = (-4, -1, 1, 4)
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,11 +37,22 @@ class ActivationInfo(Struct):
 
 
 class Codebook(Struct):
-    """`values[code]` times 2^(byte - 127), one UE8M0 byte per `group` values along K."""
+    """What a code and a scale byte of the base rows mean (docs/row-format.md), one byte per `group` values along K.
 
-    values: tuple[int, ...] = CODEBOOK
-    scale: str = "ue8m0"
-    group: int = 32
+    values  sym2: of code 0 to 3; tcq2: of a code + 4 times the next one
+    scale   ue8m0: 2^(byte - 127); ue5m3: of `tcq2`
+    """
+
+    values: tuple[int, ...]
+    scale: str
+    group: int
+
+
+CODEBOOKS = {
+    "sym2": Codebook((-4, -1, 1, 4), "ue8m0", 32),
+    "tcq2": Codebook(tuple(int(x) for x in TCQ2_LEVELS), "ue5m3", 32),
+}
+"""By the format of base rows."""
 
 
 class Calibration(Struct):
