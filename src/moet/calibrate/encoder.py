@@ -1,9 +1,9 @@
 """Calibrated encoding for `moet.pack`: layer after layer, each on what the layers before it, at 2 bits, really give."""
 
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +11,16 @@ import torch
 
 from moet.calibrate import stored
 from moet.calibrate.codebooks import codebook_of
+from moet.calibrate.device import Device
 from moet.calibrate.encode import encode_matrix
-from moet.calibrate.layer import LayerWork, Solved, group_size
-from moet.calibrate.routing import adds, answered, record
+from moet.calibrate.rounding import rounded
 from moet.calibrate.rows import row_writer
+from moet.calibrate.step import open_layer
 from moet.calibrate.stored import Streams
 from moet.calibrate.tokens import Windows
-from moet.calibrate.values import Values, native_values
+from moet.calibrate.values import Values
 from moet.checkpoint import Checkpoint
-from moet.errors import ConfigError
-from moet.forward import Decoder, States
+from moet.forward import Decoder
 from moet.layout import RowGeometry, dequantize_row
 from moet.models import MoeLayer
 from moet.pack.encoder import Batch
@@ -28,36 +28,13 @@ from moet.pack.manifest import Calibration, Layer, LayerCalibration
 from moet.pack.progress import Progress
 from moet.quantize.schemes import Scheme
 
-BUDGET = {"cpu": 2 << 30, "cuda": 9 << 30}
-"""Bytes for the experts that are encoded together."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """Where calibration computes, in float32."""
-
-    name: str
-
-    @classmethod
-    def chosen(cls, name: str) -> "Device":
-        """name: "cpu", "cuda", "cuda:1"..., or "auto". Raises ConfigError if there is no such device."""
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-        try:
-            torch.empty(0, device=name)
-            known = torch.device(name).type in BUDGET
-        except (RuntimeError, AssertionError):
-            known = False
-        if not known:
-            raise ConfigError(f"device: expected cpu, or cuda where torch finds a GPU, found {name}")
-        return cls(name)
-
 
 class CalibratedEncoder:
     """`moet.pack.encoder.Encoder` that looks at the data. Not for several threads."""
 
     def __init__(self, scheme: Scheme, windows: Windows, device: Device) -> None:
         self.scheme, self.row_format, self.windows, self.device = scheme.name, scheme.row_format, windows, device
-        self.codebook = codebook_of(scheme.row_format)
+        self.encode = functools.partial(encode_matrix, codebook_of(scheme.row_format))
         count, length = windows.ids.shape
         self.calibration = Calibration(windows.digest, count * length, length)
         self._reports: dict[int, LayerCalibration] = {}
@@ -73,7 +50,10 @@ class CalibratedEncoder:
 
     def batches(self, layer: MoeLayer) -> Iterator[Batch]:
         with torch.no_grad():
-            yield from self._rounded(layer) if layer.mtp else self._calibrated(layer)
+            if layer.mtp:  # transformers' models do not have it, so there is nothing to run
+                yield from rounded(self.checkpoint, layer, self.row_format, self.device, self._pool)
+            else:
+                yield from self._calibrated(layer)
 
     def report(self, index: int) -> LayerCalibration | None:
         return self._reports.get(index)
@@ -90,14 +70,11 @@ class CalibratedEncoder:
         at = max(stored.there(self.root), default=-1)
         return any(shard in self._decoder.shards(index) for index in range(at, last + 1))
 
-    def _group(self, layer: MoeLayer) -> int:
-        budget = BUDGET[torch.device(self.device.name).type]
-        return group_size(self.checkpoint.spec.hidden, layer.inter, layer.experts, budget)
-
     def _calibrated(self, layer: MoeLayer) -> Iterator[Batch]:
         streams = self._before(layer.index)
-        work, finish = self._open(layer, streams)
-        for solved in work.run(self.codebook, self._group(layer), self._pool):
+        self.progress.stage(f"layer {layer.index}; routing of {streams.full.ids.numel()} tokens")
+        work, finish = open_layer(self._decoder, layer, streams)
+        for solved in work.run(self.encode, self.device.group(self.checkpoint, layer), self._pool):
             self.progress.stage(
                 f"layer {layer.index}; experts {solved.experts.start} to {solved.experts.stop - 1}"
             )
@@ -107,47 +84,6 @@ class CalibratedEncoder:
         )
         self._streams = finish()
         stored.write(self.root, self._streams)
-
-    def _rounded(self, layer: MoeLayer) -> Iterator[Batch]:
-        """An MTP layer: transformers' models do not have it, so there is nothing to run. Its matrices are
-        encoded by themselves."""
-        group = self._group(layer)
-        for begin in range(0, layer.experts, group):
-            experts = range(begin, min(begin + group, layer.experts))
-            native = native_values(
-                self.checkpoint, layer.index, experts, torch.device(self.device.name), self._pool
-            )
-            first, second = (encode_matrix(self.codebook, w) for w in (native.first, native.second))
-            yield Batch(experts, row_writer(self.row_format, layer, Solved(experts, native, first, second)))
-
-    def _open(self, layer: MoeLayer, streams: Streams) -> tuple[LayerWork, Callable[[], Streams]]:
-        """The layer's work, and what gives the states after it once that is done."""
-        decoder, index = self._decoder, layer.index
-        self.progress.stage(f"layer {index}; routing of {streams.full.ids.numel()} tokens")
-        with decoder.layer(index, experts=False) as module:
-            full, rest = record(decoder, module, streams.full, index, layer.experts)
-            quantized, quantized_rest = full, rest
-            adding = adds(decoder, module, streams.full, index)
-            if not streams.same:
-                quantized, quantized_rest = record(decoder, module, streams.quantized, index, layer.experts)
-        missing = None
-        if adding and not streams.same:
-            difference = rest.hidden.float() - quantized_rest.hidden.float()
-            missing = difference.flatten(0, 1).to(full.inputs.device)
-        work = LayerWork(
-            self.checkpoint, layer, self.checkpoint.spec.activation, full, quantized, missing
-        )
-
-        def finish() -> Streams:
-            answers = (work.full_answer, work.quantized_answer)
-            if adding:
-                return Streams(index + 1, *map(_plus, (rest, quantized_rest), answers))
-            with decoder.layer(index, experts=False) as module:
-                before = (streams.full, streams.quantized)
-                after = (answered(decoder, module, s, index, a) for s, a in zip(before, answers, strict=True))
-                return Streams(index + 1, *after)
-
-        return work, finish
 
     def _before(self, index: int) -> Streams:
         """The states before layer `index`: kept from the layer before, read, or computed again, where layers that an
@@ -159,8 +95,8 @@ class CalibratedEncoder:
             self.progress.stage(f"layer {i}")
             if i in self._inner:
                 layer = self._inner[i]
-                work, finish = self._open(layer, streams)
-                work.replay(self._group(layer), self._pool, lambda e, native, i=i: self._stored(i, e, native))
+                work, finish = open_layer(self._decoder, layer, streams)
+                work.replay(self.device.group(self.checkpoint, layer), self._pool, lambda e, native, i=i: self._stored(i, e, native))
                 streams = finish()
                 continue
             with self._decoder.layer(i) as module:
@@ -191,11 +127,6 @@ class CalibratedEncoder:
         return Values(
             torch.stack(first).to(device), torch.stack(second).to(device), native.bias, native.out_bias
         )
-
-
-def _plus(rest: States, answer: torch.Tensor) -> States:
-    hidden = rest.hidden + answer.view(rest.hidden.shape).to(rest.hidden)
-    return States(rest.ids, hidden, rest.carry)
 
 
 def _short(x: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from moet.calibrate.encode import RIDGE, Codebook, Codes, encode_matrix
+from moet.calibrate.encode import RIDGE, Codes
 from moet.calibrate.routing import Routing
 from moet.calibrate.statistics import PRIOR_TOKENS, Moments, blended
 from moet.calibrate.values import Values, inner, native_values, outer
@@ -18,6 +18,10 @@ STEP = 4096
 """Tokens at a time in an expert: bounds the memory of what is between its matrices."""
 SHARED_TOKENS = 1024
 """Tokens, evenly spaced, that every expert is shown for the shared statistics of its second matrix."""
+
+Encode = Callable[..., Codes]
+"""(weight, hessian, wanted, ridge) -> codes: `moet.calibrate.encode.encode_matrix` with a codebook."""
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -68,16 +72,17 @@ class LayerWork:
         counts = self.counts()
         return min(counts), int(statistics.median(counts)), sum(n < PRIOR_TOKENS for n in counts)
 
-    def run(self, codebook: Codebook, group: int, pool: ThreadPoolExecutor) -> Iterator[Solved]:
-        """Encodes all experts, `group` at a time, in order. When the iterator ends, both answers are complete."""
+    def run(self, encode: Encode, group: int, pool: ThreadPoolExecutor, encode_down: Encode | None = None) -> Iterator[Solved]:
+        """Encodes all experts, `group` at a time, in order. When the iterator ends, both answers are complete.
+        encode_down: for the second matrices, where they are not encoded as the first ones."""
         shared = self._moments()
         for begin in range(0, len(self.quantized.inputs), STEP):
             shared.add(self.quantized.inputs[begin : begin + STEP])
         for experts in groups(self.layer.experts, group):
             native = self._native(experts, pool)
-            first = encode_matrix(codebook, native.first, self._first_moments(experts, shared))
+            first = encode(native.first, self._first_moments(experts, shared))
             half = Values(first.values, native.second, native.bias, native.out_bias)
-            second = encode_matrix(codebook, native.second, *self._second_moments(experts, native, half))
+            second = (encode_down or encode)(native.second, *self._second_moments(experts, native, half))
             self._answer(experts, native, Values(first.values, second.values, native.bias, native.out_bias))
             yield Solved(experts, native, first, second)
 

@@ -1,9 +1,11 @@
-"""A calibrated encoder from what a command line says."""
+"""An encoder from what a command line says."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from moet.calibrate.encoder import CalibratedEncoder, Device
+from moet.calibrate.device import Device
+from moet.calibrate.encoder import CalibratedEncoder
+from moet.calibrate.rounding import RoundingEncoder
 from moet.calibrate.tokens import TOKENS, default_texts, read_file, windows
 from moet.checkpoint.index import read_json
 from moet.models import family_of
@@ -12,18 +14,20 @@ from moet.quantize import schemes
 
 
 def open_encoder(
-    root: Path, scheme: str, files: Sequence[Path] = (), tokens: int = TOKENS, device: str = "auto"
-) -> CalibratedEncoder:
-    """root: the checkpoint's folder, of which config.json and the tokenizer are read. files: texts instead of those that
+    root: Path, name: str, files: Sequence[Path] = (), tokens: int = TOKENS, device: str = "auto"
+) -> CalibratedEncoder | RoundingEncoder:
+    """name: of the scheme. root: the checkpoint's folder, of which config.json and the tokenizer are read. files: texts instead of those that
     come with moet, each a kind of its own.
 
     Raises CheckpointError (no tokenizer, unknown architecture), ConfigError (scheme, files, device).
     """
-    chosen = Device.chosen(device)
+    chosen, scheme = Device.chosen(device), schemes.scheme(name)
+    if not scheme.calibrated:
+        return RoundingEncoder(scheme, chosen)
     config = read_json(root / "config.json")
     positions = text_config(config, family_of(config)[1]).get("max_position_embeddings")
     texts = {str(file): read_file(file) for file in files} or default_texts()
     found = windows(
         root, texts, tokens, positions if isinstance(positions, int) and positions > 0 else 1 << 30
     )
-    return CalibratedEncoder(schemes.scheme(scheme), found, chosen)
+    return CalibratedEncoder(scheme, found, chosen)
