@@ -16,6 +16,8 @@ from moet.errors import EvalError
 from moet.eval.subject import Answer, Card, Prompt, Shape
 from moet.eval.tokens import FolderTokenizer
 from moet.eval.toplist import ListedRows, Top
+from moet.pack import Pack
+from moet.pack.manifest import NAME
 
 SECONDS = 1800.0
 TOGETHER = 4
@@ -83,7 +85,8 @@ class Server:
         version = self.http.get("/version")
         if version.is_success:
             details["engine"] = version.json().get("version")
-        return Card("server", self.url, mode, moet.get("fingerprint", ""), {k: v for k, v in details.items() if v is not None})
+        print_ = moet.get("fingerprint") or (Pack.open(self.folder).fingerprint if self.folder and (self.folder / NAME).is_file() else "")
+        return Card("server", self.url, mode, print_, {k: v for k, v in details.items() if v is not None})
 
     def prefill(self, windows: Iterable[list[int]], shape: Shape = "plain") -> Iterator[ArrayRows | ListedRows]:
         if shape == "plain":

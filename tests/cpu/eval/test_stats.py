@@ -61,6 +61,12 @@ def test_mcnemar_power_of_many_pairs_is_the_normal_one():
     assert stats.mcnemar_power(n, discordant, loss) == pytest.approx(normal, abs=0.01)
 
 
+@pytest.mark.parametrize("n, discordant", [(394, 0.02), (1035, 0.05), (2043, 0.1), (4016, 0.2)])
+def test_pairs_that_a_gate_needs(n, discordant):
+    """docs/eval.md's table for 2 points."""
+    assert stats.mcnemar_power(n - 20, discordant, 0.02) < 0.8 <= stats.mcnemar_power(n, discordant, 0.02)
+
+
 def test_bootstrap_against_scipy():
     random = np.random.default_rng(0)
     size = random.integers(50, 500, 40).astype(float)
