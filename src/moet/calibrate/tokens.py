@@ -113,27 +113,26 @@ def _cut(tokenizer: Any, documents: Sequence[Document], length: int) -> list[tor
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids: list[int] = []
     for document in documents:
-        found = tokenizer(_rendered(tokenizer, document), verbose=False)["input_ids"]
+        found = _ids(tokenizer, document)
         ids += found + end * (found[-1:] != end)
     return list(torch.tensor(ids[: len(ids) // length * length], dtype=torch.int64).reshape(-1, length))
 
 
-def _rendered(tokenizer: Any, document: Document) -> str:
-    """The text; a conversation through the model's chat template, or line by line where it has none that takes it."""
-    if not document.messages:
-        return document.text
-    if tokenizer.chat_template:
+def _ids(tokenizer: Any, document: Document) -> list[int]:
+    """A conversation goes through the model's chat template, which says how it begins, too; or line by line where there is
+    none that takes it."""
+    if document.messages and tokenizer.chat_template:
         try:
             tools = list(document.tools) or None
-            return tokenizer.apply_chat_template(list(document.messages), tools=tools, tokenize=False)
+            text = tokenizer.apply_chat_template(list(document.messages), tools=tools, tokenize=False)
+            return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         except (TemplateError, TypeError, ValueError, KeyError):
             pass  # templates differ in which roles and fields they know; the words matter more than the frame
     lines = [json.dumps(tool, ensure_ascii=False) for tool in document.tools]
     for message in document.messages:
-        calls = message.get("tool_calls")
-        text = message.get("content") or ""
+        calls, text = message.get("tool_calls"), message.get("content") or ""
         lines.append(f"{message['role']}: {text}" + (json.dumps(calls, ensure_ascii=False) if calls else ""))
-    return "\n".join(lines)
+    return tokenizer("\n".join(lines) or document.text, verbose=False)["input_ids"]
 
 
 def _tokenizer(root: Path) -> Any:
@@ -143,5 +142,6 @@ def _tokenizer(root: Path) -> Any:
         return AutoTokenizer.from_pretrained(root)
     except (OSError, ValueError, KeyError, ImportError) as e:
         raise CheckpointError(
-            f"{root}: expected a tokenizer that transformers reads, found: {e}. `--no-calibrate` needs none"
+            f"{root}: expected a tokenizer that transformers reads, found: {next(iter(str(e).splitlines()), type(e).__name__)} "
+            "`--no-calibrate` needs none"
         ) from None

@@ -13,9 +13,11 @@ from rich.table import Table
 from moet.checkpoint import ShardSource
 from moet.errors import CheckpointError, ConfigError
 from moet.pack.progress import Progress
+from moet.quantize.schemes import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES
+from moet.quantize.schemes import scheme as scheme_named
 
-ROUNDING, CALIBRATED = "sym2-rtn", "sym2-gptq"
-DEFAULT = ROUNDING
+DEFAULT = PLAIN_SCHEME
+"""What is used if no option says whether to calibrate."""
 
 
 class BarProgress(Progress):
@@ -80,7 +82,7 @@ def pack(
     ],
     dst: Annotated[Path, typer.Argument(help="folder of the pack; an unfinished pack is continued")],
     scheme: Annotated[
-        str | None, typer.Option(help="how the 2-bit codes are chosen; moet.json records it")
+        str | None, typer.Option(help=f"how the 2-bit codes are chosen: {', '.join(SCHEMES)}")
     ] = None,
     calibrate: Annotated[
         bool | None,
@@ -120,10 +122,10 @@ def pack(
         source = open_source(src, dst, consume=consume, wait=wait, revision=revision, progress=progress)
         name = scheme_of(scheme, calibrate, calibration)
         encoder = None
-        if name != ROUNDING:
+        if name != PLAIN_SCHEME:
             from moet.calibrate.open import open_encoder
 
-            progress.stage("calibration text")
+            progress.stage(f"{name}: what it needs")
             encoder = open_encoder(source.root, name, calibration or (), calibration_tokens, device)
         outcome = run(
             source,
@@ -141,11 +143,12 @@ def pack(
 
 
 def scheme_of(scheme: str | None, calibrate: bool | None, calibration: list[Path] | None) -> str:
-    """The scheme that the options name together. Raises ConfigError if they contradict each other."""
+    """The scheme that the options name together. Raises ConfigError if there is none of that name, or they contradict
+    each other."""
     wanted = calibrate if calibrate is not None or not calibration else True
     if scheme is None:
-        return DEFAULT if wanted is None else CALIBRATED if wanted else ROUNDING
-    if wanted is not None and wanted == (scheme == ROUNDING):
+        return DEFAULT if wanted is None else DEFAULT_SCHEME if wanted else PLAIN_SCHEME
+    if scheme_named(scheme).calibrated != wanted and wanted is not None:
         raise ConfigError(
             f"scheme: expected one that {'is' if wanted else 'is not'} calibrated, as the options say, found {scheme}"
         )

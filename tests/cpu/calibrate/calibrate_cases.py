@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from moet.calibrate.encoder import CalibratedEncoder, Device
+from moet.calibrate.device import Device
+from moet.calibrate.encoder import CalibratedEncoder
 from moet.calibrate.tokens import Windows
 from moet.checkpoint import LocalSource
 from moet.pack.packer import Outcome, pack

@@ -16,8 +16,9 @@ pytest.importorskip("transformers")
 
 from calibrate_cases import SOURCES, encoder, pack_calibrated, some_windows
 
-from moet.calibrate import layer as work
 from moet.calibrate import stored
+from moet.calibrate.encoder import CalibratedEncoder
+from moet.calibrate.open import open_encoder
 from moet.checkpoint import Checkpoint, LocalSource
 from moet.errors import PackError
 from moet.layout import check_row, dequantize_row
@@ -55,23 +56,23 @@ def test_every_family_packs(key, tmp_path):
     assert not (tmp_path / "dst" / ".moet").exists()
 
 
-@pytest.fixture
-def solved(monkeypatch) -> list:
-    """What the solver returned, in order."""
-    found, real = [], work.encode_matrix
+def watched(using: CalibratedEncoder) -> tuple[CalibratedEncoder, list]:
+    """The encoder, and a list that will hold what its solver returned, in order."""
+    found, real = [], using.encode
 
-    def encode_matrix(*arguments):
+    def encode(*arguments):
         found.append(real(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(work, "encode_matrix", encode_matrix)
-    return found
+    using.encode = encode
+    return using, found
 
 
 @pytest.mark.parametrize("name", ["sym2-gptq", "tcq2-gptq"])
-def test_rows_hold_the_codes(made, tmp_path, solved, name):
+def test_rows_hold_the_codes(made, tmp_path, name):
     """What the solver returned is what a row means."""
-    pack_calibrated(made / "src", tmp_path / "dst", using=encoder(name=name))
+    using, solved = watched(encoder(name=name))
+    pack_calibrated(made / "src", tmp_path / "dst", using=using)
     if name == "sym2-gptq":
         assert contents(tmp_path / "dst") == contents(made / "dst")
     for number, layer in enumerate(Pack.open(tmp_path / "dst").layers.values()):
@@ -85,14 +86,23 @@ def test_rows_hold_the_codes(made, tmp_path, solved, name):
             assert np.array_equal(down, second.values[e].numpy())
 
 
-def test_it_answers_better_than_rounding(made, tmp_path, monkeypatch):
+def test_it_answers_better_than_rounding(made, tmp_path):
     """The same experts, each weight by itself, through the same pipeline."""
-    real = work.encode_matrix
-    monkeypatch.setattr(work, "encode_matrix", lambda codebook, weight, *_: real(codebook, weight))
-    rounded = pack_calibrated(made / "src", tmp_path / "dst").manifest
+    using = encoder()
+    real, using.encode = using.encode, lambda weight, *_: real(weight)
+    rounded = pack_calibrated(made / "src", tmp_path / "dst", using=using).manifest
     calibrated = Pack.open(made / "dst").manifest
     for mine, other in zip(calibrated.layers, rounded.layers, strict=True):
         assert np.mean(mine.calibration.output_error) < 0.9 * np.mean(other.calibration.output_error)
+
+
+@pytest.mark.parametrize("name", ["tcq2-rtn", "sym2-rtn"])
+def test_a_scheme_without_text(made, tmp_path, name):
+    outcome = pack_calibrated(made / "src", tmp_path / "dst", using=open_encoder(made / "src", name))
+    assert verify(tmp_path / "dst").ok
+    assert outcome.manifest.scheme == name and outcome.manifest.calibration is None
+    assert {layer.base.format for layer in outcome.manifest.layers} == {name[:4]}
+    assert outcome.manifest.report.gate.error < 0.4
 
 
 class Stop(BaseException):
@@ -170,10 +180,10 @@ calibrate_cases.pack_calibrated(pathlib.Path({str(made / "src")!r}), pathlib.Pat
     assert contents(dst) == contents(made / "dst")
 
 
-def test_a_finished_layer_is_not_solved_again(made, tmp_path, monkeypatch, solved):
+def test_a_finished_layer_is_not_solved_again(made, tmp_path, monkeypatch):
     dst = stopped(made, tmp_path / "dst", monkeypatch, 14)
-    solved.clear()
-    pack_calibrated(made / "src", dst)
+    using, solved = watched(encoder())
+    pack_calibrated(made / "src", dst, using=using)
     assert len(solved) == 2  # of six: the third layer's two matrices
     assert not durable.work_dir(dst).exists()
 
@@ -223,6 +233,6 @@ def test_consume_keeps_what_is_still_needed(made, tmp_path):
 
 def test_another_group_size_is_the_same_pack(made, tmp_path, monkeypatch):
     """On one machine with one number of threads: a batch's matrices do not know of each other."""
-    monkeypatch.setattr("moet.calibrate.encoder.group_size", lambda *_: 3)
+    monkeypatch.setattr("moet.calibrate.device.group_size", lambda *_: 3)
     pack_calibrated(made / "src", tmp_path / "dst")
     assert contents(tmp_path / "dst") == contents(made / "dst")

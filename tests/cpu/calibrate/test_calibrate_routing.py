@@ -1,5 +1,7 @@
 """What is recorded at the experts, and what the layer makes of their answers, against the layer as it is."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ pytest.importorskip("transformers")
 from calibrate_cases import SOURCES, some_windows
 
 from moet.calibrate.codebooks import codebook_of
+from moet.calibrate.encode import encode_matrix
 from moet.calibrate.layer import LayerWork
 from moet.calibrate.routing import Routing, adds, answered, record
 from moet.calibrate.values import activated
@@ -74,7 +77,7 @@ def test_output_errors_are_those_of_the_answers(opened, pool):
     decoder, index, states = opened
     work = work_of(decoder, index, states)
     torch.set_grad_enabled(False)
-    solved = list(work.run(codebook_of("sym2"), 3, pool))
+    solved = list(work.run(functools.partial(encode_matrix, codebook_of("sym2")), 3, pool))
     torch.set_grad_enabled(True)
     routing, a = work.quantized, work.activation
     for s in solved:

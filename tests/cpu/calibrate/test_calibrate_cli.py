@@ -1,0 +1,72 @@
+"""`moet pack` with options about calibration."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate_cases import SOURCES
+
+from moet.calibrate.open import open_encoder
+from moet.cli.pack import scheme_of
+from moet.errors import CheckpointError, ConfigError
+from moet.quantize.schemes import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES
+
+
+def moet(*arguments) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "moet", *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_pack_on_a_file(tmp_path):
+    SOURCES["mixtral"](tmp_path / "src")
+    (tmp_path / "mine.txt").write_text("All work and no play makes Jack a dull boy. " * 1000)
+    options = ("--calibration", tmp_path / "mine.txt", "--calibration-tokens", 2048, "--device", "cpu")
+    run = moet("pack", tmp_path / "src", tmp_path / "dst", "--json", *options)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["scheme"] == DEFAULT_SCHEME and report["calibration"]["tokens"] == 2048
+    again = moet("pack", tmp_path / "src", tmp_path / "dst", *options)
+    assert again.returncode == 0 and "was finished already" in again.stdout
+    assert f"{DEFAULT_SCHEME}, calibrated on 2048 tokens: output error" in again.stdout
+    other = moet("pack", tmp_path / "src", tmp_path / "dst", "--no-calibrate")
+    assert (
+        other.returncode == 1 and f"scheme {DEFAULT_SCHEME}, but this run has {PLAIN_SCHEME}" in other.stderr
+    )
+
+
+def test_what_the_options_say_together(tmp_path):
+    file = [tmp_path]
+    assert scheme_of(None, True, None) == scheme_of(None, None, file) == DEFAULT_SCHEME
+    assert scheme_of(None, False, None) == PLAIN_SCHEME
+    assert scheme_of(None, None, None) in (DEFAULT_SCHEME, PLAIN_SCHEME)
+    for name, scheme in SCHEMES.items():
+        assert scheme_of(name, None, None) == scheme_of(name, scheme.calibrated, None) == name
+        with pytest.raises(ConfigError, match="calibrated, as the options say, found"):
+            scheme_of(name, not scheme.calibrated, None)
+    with pytest.raises(ConfigError, match="expected one of sym2-rtn, .* found 'best'"):
+        scheme_of("best", True, None)
+
+
+def test_one_line_error(tmp_path):
+    SOURCES["mixtral"](tmp_path / "src")
+    run = moet("pack", tmp_path / "src", tmp_path / "dst", "--scheme", "best")
+    assert run.returncode == 2 and run.stderr.startswith("moet: scheme: expected one of")
+
+
+def test_what_an_encoder_needs(tmp_path):
+    SOURCES["mixtral"](tmp_path)
+    with pytest.raises(ConfigError, match="device: expected cpu, or cuda where torch finds a GPU, found tpu"):
+        open_encoder(tmp_path, DEFAULT_SCHEME, device="tpu")
+    with pytest.raises(ConfigError, match="nowhere.txt: expected a readable text file"):
+        open_encoder(tmp_path, DEFAULT_SCHEME, [Path("nowhere.txt")], device="cpu")
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="expected a tokenizer .*`--no-calibrate` needs none"):
+        open_encoder(tmp_path, DEFAULT_SCHEME, device="cpu")
