@@ -12,11 +12,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moet.config import MoetConfig
-from moet.engine.vllm import entry, metrics
+from moet.engine.vllm import entry, http, metrics
 from moet.engine.vllm import run as runs
 from moet.engine.vllm.failure import Words
 from moet.engine.vllm.run import Run
 from moet.store.counters import LATENCY_BUCKETS, MAGIC, NAMES
+
+
+INFO = {"fingerprint": "f00", "row_format": "tcq2+sym2", "scheme": "tcq2-gptq"}
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def write_rank(run, rank, budget, latency=(0,) * LATENCY_BUCKETS, **words):
     values = [words.get(name, 0) for name in NAMES]
     count = len(NAMES) + LATENCY_BUCKETS
     run.counters_path(rank).write_bytes(MAGIC + struct.pack(f"<{count + 1}Q", count, *values, *latency))
-    (run.counters_dir / f"rank-{rank}.json").write_text(json.dumps({"fingerprint": "f00", "budget_bytes": budget}))
+    (run.counters_dir / f"rank-{rank}.json").write_text(json.dumps(INFO | {"budget_bytes": budget}))
 
 
 def samples():
@@ -62,8 +65,15 @@ def test_every_rank_is_shown(run):
     assert found["moet:read_latency_seconds_bucket", (("le", "1.6e-05"), ("rank", "0"))] == 5  # [8, 16) us
     assert found["moet:read_latency_seconds_bucket", (("le", "+Inf"), ("rank", "0"))] == 7
     info = {k[1]: v for k, v in found.items() if k[0] == "moet:info"}
-    labels = {"precision": "base", "activations": MoetConfig().activations, "source": "pack", "fingerprint": "f00"}
+    labels = {"precision": "base", "activations": MoetConfig().activations, "source": "pack"} | INFO
     assert info == {tuple(sorted(labels.items())): 1}
+
+
+def test_the_model_card_says_what_the_ranks_have_opened(run):
+    write_rank(run, 0, 1000)
+    assert http.mode() == {
+        "precision": "base", "activations": MoetConfig().activations, "experts": "pack", "row_format": "tcq2+sym2", "scheme": "tcq2-gptq",
+    }  # fmt: skip
 
 
 def test_every_counter_of_the_block_has_a_home():

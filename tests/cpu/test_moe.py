@@ -11,7 +11,7 @@ from layout_cases import random_expert
 from moet.errors import ConfigError, StoreError
 from moet.kernels import set_isa
 from moet.kernels.expert_mlp import reference
-from moet.layout import RowGeometry, pack_row
+from moet.layout import FORMATS, RowGeometry, pack_row
 from moet.models import Activation
 from moet.moe import ExpertRuntime
 from moet.store import RowSource
@@ -23,8 +23,8 @@ LAYERS = (3, 4)
 class Rows:
     """Two layers of row files and the part of a Pack that the runtime reads."""
 
-    def __init__(self, folder: Path, format: str = "sym2", biased: bool = False, activation: Activation = Activation("swiglu", 7.0)) -> None:
-        self.geometry = RowGeometry(format, HIDDEN, INTER, biased)
+    def __init__(self, folder: Path, format: str = "sym2", biased: bool = False, activation: Activation = Activation("swiglu", 7.0), inter: int = INTER) -> None:
+        self.geometry = RowGeometry(format, HIDDEN, inter, biased)
         self.activation, self.fingerprint = activation, "f" * 64
         self.rows, self.layers = {}, {}
         for layer in LAYERS:
@@ -69,12 +69,44 @@ def check(rows: Rows, runtime: ExpertRuntime, x: torch.Tensor, weights: torch.Te
     return found
 
 
-@pytest.mark.parametrize("format", ["sym2", "mxfp4", "nvfp4", "fp8", "fp8_row", "bf16"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_formats(tmp_path: Path, format: str, biased: bool) -> None:
     rows = Rows(tmp_path, format, biased)
     with rows.open() as runtime:
         check(rows, runtime, *routing(5))
+
+
+@pytest.mark.parametrize("format", ["sym2", "tcq2"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_padding_at_every_rank(tmp_path: Path, format: str, world: int) -> None:
+    """The last tile's padded rows of gate and up are no zeros, and only the last rank has them."""
+    rows = Rows(tmp_path, format, True, Activation("swiglu_oai", 7.0), inter=116)
+    x, weights, ids = routing(5)
+    parts = []
+    for rank in range(world):
+        with rows.open(rank=rank, world=world) as runtime:
+            parts.append(runtime.forward(LAYERS[0], x, weights, ids).double().numpy())
+    error = np.abs(np.sum(parts, axis=0) - rows.dense(LAYERS[0], x, weights, ids)) / rows.dense(LAYERS[0], x, weights, ids, magnitude=True)
+    assert error.max() < 5e-7
+
+
+def test_layers_of_different_formats(tmp_path: Path) -> None:
+    """An MTP layer may have other base rows than the layers before it: the same slots, each layer's own kernels."""
+    rows = Rows(tmp_path, "tcq2")
+    (tmp_path / "other").mkdir()
+    other = Rows(tmp_path / "other", "sym2")
+    x, weights, ids = routing(9)
+    expected = []
+    for alone in (rows, other):
+        with alone.open() as runtime:
+            expected.append(runtime.forward(LAYERS[1], x, weights, ids))
+    rows.layers[LAYERS[1]] = other.layers[LAYERS[1]]
+    with rows.open(budget_bytes=6 * (rows.geometry.row_bytes + 4096)) as runtime:
+        check(rows, runtime, x, weights, ids)
+        assert len(runtime.pager.classes()) == 1
+        assert torch.equal(runtime.forward(LAYERS[1], x, weights, ids), expected[1])
+    assert not torch.equal(expected[0], expected[1])
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 500])

@@ -43,7 +43,9 @@ def idle(server) -> bool:
 def test_the_model_card_says_the_mode(client):
     (card,) = client.models.list().data
     assert card.id == "tiny"
-    assert card.model_extra["moet"] == {"precision": "base", "activations": MoetConfig().activations, "experts": "pack"}
+    assert card.model_extra["moet"] == {
+        "precision": "base", "activations": MoetConfig().activations, "experts": "pack", "row_format": "sym2", "scheme": "sym2-rtn",
+    }  # fmt: skip
 
 
 def test_chat_with_logprobs(client):
@@ -103,7 +105,7 @@ def test_metrics(client, server):
     assert server.metric("moet:read_latency_seconds_count") == rows
     (pack,) = (server.folder / "packs" / "packs").glob("tiny-*-base")
     fingerprint = Pack.open(pack).fingerprint
-    assert server.metric("moet:info", precision="base", activations=MoetConfig().activations, source="pack", fingerprint=fingerprint) == 1
+    assert server.metric("moet:info", precision="base", activations=MoetConfig().activations, source="pack", fingerprint=fingerprint, row_format="sym2") == 1
 
 
 def test_a_row_that_cannot_be_read_fails_its_requests_with_the_reason(client, server):

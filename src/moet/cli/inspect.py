@@ -32,7 +32,9 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     """Facts of a checkpoint whose shards are all there. Raises CheckpointError for anything that is wrong
     with names, shapes or files."""
     from moet.checkpoint import Checkpoint
+    from moet.quantize.schemes import DEFAULT_SCHEME, scheme
 
+    base_format = scheme(DEFAULT_SCHEME).row_format
     checkpoint = Checkpoint.open(path)
     checkpoint.check()
     spec = checkpoint.spec
@@ -64,7 +66,8 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
                     first.inter,
                     checkpoint.biased(first.index),
                 ),
-                "base_row_bytes": row_bytes("sym2", spec.hidden, first.inter, checkpoint.biased(first.index)),
+                "base_format": base_format,
+                "base_row_bytes": row_bytes(base_format, spec.hidden, first.inter, checkpoint.biased(first.index)),
             }
         )
     dense = sum(
@@ -108,6 +111,7 @@ def describe_pack(path: Path) -> dict[str, Any]:
             x.mtp,
             x.native and x.native.format,
             x.native and x.native.scale_dtype,
+            x.base.format,
         ),
     ):
         first = same[0]
@@ -121,6 +125,7 @@ def describe_pack(path: Path) -> dict[str, Any]:
                 "scale_dtype": first.native.scale_dtype if first.native else "",
                 "biased": first.biased,
                 "native_row_bytes": first.native.row_bytes if first.native else 0,
+                "base_format": first.base.format,
                 "base_row_bytes": first.base.row_bytes,
             }
         )
@@ -133,6 +138,8 @@ def describe_pack(path: Path) -> dict[str, Any]:
         "activation": activation(pack.activation),
         "format_version": m.moet,
         "fingerprint": pack.fingerprint,
+        "scheme": m.scheme,
+        "calibration": msgspec.to_builtins(m.calibration),
         "precisions": ["base", "native"] if pack.has_native else ["base"],
         "groups": groups,
         "report": msgspec.to_builtins(m.report),
@@ -194,10 +201,11 @@ def show(found: dict[str, Any], console: Console) -> None:
         "native format",
         "scales",
         "native expert",
+        "base format",
         "base expert",
         "base bits",
     ):
-        left = column in ("layers", "native format", "scales")
+        left = column in ("layers", "native format", "scales", "base format")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for g in found["groups"]:
         weights = 3 * found["hidden"] * g["inter"]
@@ -210,6 +218,7 @@ def show(found: dict[str, Any], console: Console) -> None:
             name,
             g["scale_dtype"] or "none",
             size(native) if native else "none",
+            g["base_format"],
             size(g["base_row_bytes"]),
             f"{8 * g['base_row_bytes'] / weights:.3f}",
         )
@@ -231,6 +240,9 @@ def show(found: dict[str, Any], console: Console) -> None:
     )
     report = found["report"]
     bits = f", native {report['native_bits']:.3f}" if report["native_bits"] else ""
+    seen = found["calibration"]
+    text = f", calibrated on {seen['tokens']} tokens in windows of {seen['window']}" if seen else ""
+    console.print(f"scheme {found['scheme']}{text}")
     console.print(f"bits a weight: base {report['base_bits']:.3f}{bits}")
     for name in ("gate", "up", "down"):
         r = report[name]

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from moet.cli.pack import BarProgress, open_source
+from moet.pack.faults import Fault
 
 
 def verify(
@@ -35,14 +36,16 @@ def verify(
     from moet.pack.verify import verify as check
 
     rewritten: tuple[str, ...] = ()
+    left: tuple[Fault, ...] = ()
+    way = ""
     with BarProgress(Console(stderr=True, soft_wrap=True)) as progress:
         if repair is None:
             verdict = check(pack, workers=workers or None, progress=progress)
         else:
             source = open_source(repair, pack, consume=False, wait=wait, revision=None, progress=progress)
             outcome = mend(pack, source, workers=workers or None, progress=progress)
-            verdict, rewritten = outcome.before, outcome.rewritten
-    good = verdict.ok or bool(rewritten)
+            verdict, rewritten, left, way = outcome.before, outcome.rewritten, outcome.left, outcome.way
+    good = verdict.ok or (bool(rewritten) and not left)
     if json_report:
         found = {
             "pack": str(pack),
@@ -53,7 +56,7 @@ def verify(
         print(
             json.dumps(
                 found
-                | {"rewritten": rewritten, "bytes": verdict.bytes, "seconds": round(verdict.seconds, 3)},
+                | {"rewritten": rewritten, "left": [asdict(f) for f in left], "bytes": verdict.bytes, "seconds": round(verdict.seconds, 3)},
                 indent=1,
             )
         )
@@ -65,9 +68,14 @@ def verify(
             out.print(f"not part of the pack: {name}")
         for name in rewritten:
             out.print(f"rewritten: {name}")
+        for fault in left:
+            out.print(f"not repaired: {fault}")
+        if way:
+            out.print(way)
         gb = verdict.bytes / 1e9
         rate = f"{gb:.2f} GB in {verdict.seconds:.1f} s ({gb / max(verdict.seconds, 1e-9):.2f} GB/s)"
         state = "every byte is right" if verdict.ok else f"{len(verdict.faults)} faults"
-        out.print(f"{pack}: {state}{', repaired' if rewritten else ''}; {rate}")
+        repaired = f", {len(left)} of them left" if left else ", repaired" if rewritten else ""
+        out.print(f"{pack}: {state}{repaired}; {rate}")
     if not good:
         raise typer.Exit(1)

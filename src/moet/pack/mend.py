@@ -16,6 +16,7 @@ from moet.pack.faults import Fault
 from moet.pack.finish import small_files
 from moet.pack.layerwriter import Geometries, RowEncoder, workers_that_fit
 from moet.pack.manifest import Layer, Manifest, RowFile
+from moet.quantize.schemes import PLAIN_SCHEME
 
 Write = Callable[[object, int], None]
 
@@ -28,8 +29,10 @@ def other_source(root: Path, source: ShardSource, what: str, expected: object, f
 
 
 class Mender:
-    """Raises PackError if the config or the tensor names of `source` are not those that the pack was made
-    from."""
+    """`left`: faults of base rows that the checkpoint alone does not give.
+
+    Raises PackError if the config or the tensor names of `source` are not those that the pack was made from.
+    """
 
     def __init__(self, root: Path, source: ShardSource, manifest: Manifest, workers: int) -> None:
         self.root, self.source, self.manifest, self.workers = root, source, manifest, workers
@@ -37,12 +40,13 @@ class Mender:
         found = fingerprint.names(self.checkpoint.config, self.checkpoint.names)
         if found != manifest.names:
             raise other_source(root, source, "config and tensor names", manifest.names, found)
+        self.left: list[Fault] = []
         self.layers = {layer.index: layer for layer in manifest.layers}
         shards = self.checkpoint.dense_shards
         self.dense_shards = {dense.file_name(i, len(shards)): shard for i, shard in enumerate(shards, 1)}
 
     def mend(self, faults: Iterable[Fault]) -> list[str]:
-        """Mends all faults but those of moet.json; returns the files that were written to.
+        """Mends all faults but those of moet.json and `left`; returns the files that were written to.
 
         Raises PackError at the first part that the source does not give as it was; what is mended by then
         stays.
@@ -50,20 +54,31 @@ class Mender:
         by_file: dict[str, list[Fault]] = {}
         for fault in faults:
             by_file.setdefault(fault.file, []).append(fault)
+        written = []
         for name, found in by_file.items():
             with explained(self.root, name):
-                self._file(name) if found[0].layer is None else self._rows(found[0].layer, found)
-        return list(by_file)
+                if found[0].layer is None:
+                    self._file(name)
+                elif not (found := self._derivable(found)):
+                    continue
+                else:
+                    self._rows(found[0].layer, found)
+                written.append(name)
+        return written
+
+    def _derivable(self, faults: list[Fault]) -> list[Fault]:
+        """Those of one row file that can be mended. Base rows that were not rounded weight by weight depend on a text
+        and on all layers before them; their file's header does not."""
+        if faults[0].rows == "native" or self.manifest.scheme == PLAIN_SCHEME:
+            return faults
+        header = [fault for fault in faults if fault.kind == "header"]
+        self.left += [fault for fault in faults if fault.kind != "header"]
+        return header
 
     def _rows(self, index: int, faults: Sequence[Fault]) -> None:
         """A file that is missing or of a wrong size as a whole, otherwise the bad header and rows in their
         place."""
         layer, kind = self.layers[index], faults[0].rows
-        if kind == "base" and self.manifest.calibration:
-            raise PackError(
-                f"{self.root}, {faults[0].file}: expected rows that the checkpoint alone gives, found calibrated ones "
-                f"({self.manifest.scheme}); a layer's depend on all layers before. Pack again into another folder"
-            )
         rows = layer.native if kind == "native" else layer.base
         assert rows is not None
         head = rowfile.header(layer.index, rows.format, layer.experts, rows.row_bytes)

@@ -12,7 +12,7 @@ from moet.layout import check_row, crc32c
 from moet.pack import durable, lock, modelfiles, rowfile
 from moet.pack import journal as journals
 from moet.pack import manifest as manifests
-from moet.pack.faults import Verdict
+from moet.pack.faults import Fault, Verdict
 from moet.pack.layerwriter import Geometries, RowEncoder
 from moet.pack.mend import Mender, other_source
 from moet.pack.packer import rebuild
@@ -22,10 +22,13 @@ from moet.pack.verify import verify
 
 @dataclass(frozen=True)
 class Repaired:
-    """`before`: what verify found. `rewritten`: the files that were written to, whole or in part."""
+    """`before`: what verify found. `rewritten`: the files that were written to, whole or in part. `left`: what the
+    checkpoint alone does not give, base rows of a pack whose scheme is not PLAIN_SCHEME; `way`: what helps then."""
 
     before: Verdict
     rewritten: tuple[str, ...]
+    left: tuple[Fault, ...] = ()
+    way: str = ""
 
 
 def repair(
@@ -60,10 +63,16 @@ def repair(
                 raise
             return Repaired(before, ("every file",))
         try:
-            rewritten = Mender(root, source, manifests.read(root), workers).mend(before.faults)
+            manifest = manifests.read(root)
+            mender = Mender(root, source, manifest, workers)
+            rewritten = mender.mend(before.faults)
         finally:
             lock.remove(root)
-    return Repaired(before, tuple(rewritten))
+    way = (
+        f"{root}: the base rows of a {manifest.scheme} pack come from the checkpoint, a text and all layers before them, and "
+        "cannot be made one by one. Copy the files from another copy of the pack, or pack again into another folder"
+    )
+    return Repaired(before, tuple(rewritten), tuple(mender.left), way if mender.left else "")
 
 
 def _refuse_other_rows(root: Path, checkpoint: Checkpoint) -> None:
@@ -76,6 +85,11 @@ def _refuse_other_rows(root: Path, checkpoint: Checkpoint) -> None:
             offset, experts, row_bytes = rowfile.read_header(path)
         except PackError:
             continue
+        if (format := rowfile.format_of(path)) != "sym2":
+            raise PackError(
+                f"{root}: {manifests.NAME} is damaged, and {path.name} holds {format} rows, which the checkpoint alone does not "
+                f"give; copy {manifests.NAME} from another copy of the pack, or pack again into another folder"
+            )
         weights = checkpoint.expert(layer.index, 0)
         encoder = RowEncoder(Geometries.of(weights), native=False)
         geometry = encoder.geometries.base
@@ -87,8 +101,11 @@ def _refuse_other_rows(root: Path, checkpoint: Checkpoint) -> None:
         compared += 1
         wanted, found = crc32c(row), crc32c(encoder(weights)[1])
         if wanted != found:
-            what = f"layer {layer.index}, expert 0, base row by rounding (calibrated ones cannot be told), crc32c"
-            raise other_source(root, checkpoint.source, what, f"{wanted:08x}", f"{found:08x}")
+            raise PackError(
+                f"{checkpoint.source.root}: is not what {root} was made from, or its rows were calibrated: {manifests.NAME} is "
+                f"damaged, and layer {layer.index}, expert 0 has crc32c {wanted:08x} there, {found:08x} by rounding. Copy "
+                f"{manifests.NAME} from another copy of the pack, repair from its own source, or pack again into another folder"
+            )
     if not compared:
         raise PackError(
             f"{root}: {manifests.NAME} is damaged and no layer's first row is intact; "

@@ -26,6 +26,13 @@ def header(layer: int, format: str, experts: int, row_bytes: int) -> bytes:
     return (padded - 8).to_bytes(8, "little") + text.ljust(padded - 8)
 
 
+def format_of(path: Path) -> str:
+    """The row format that the header names; "" if it names none."""
+    with path.open("rb") as file:
+        info = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return info.get("__metadata__", {}).get("row", "")
+
+
 def read_header(path: Path) -> tuple[int, int, int]:
     """(data_offset, experts, row_bytes) of a row file. Raises PackError if it is not one or is not of the
     size that it says."""

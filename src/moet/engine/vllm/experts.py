@@ -22,7 +22,9 @@ from moet.errors import EngineError, StoreError
 from moet.models import spec_of
 from moet.moe import ExpertRuntime
 from moet.moe.encode import row_sources
-from moet.pack import Pack
+from moet.pack import Pack, Rows
+from moet.quantize.schemes import PLAIN_SCHEME
+from moet.store import RowSource
 
 logger = init_logger("vllm.moet")
 HEAT_SECONDS = 60.0  # vLLM kills its workers when a server is stopped without --shutdown-timeout; then at most this much heat is lost
@@ -121,14 +123,29 @@ def open_runtime(run: Run, opened: Pack | Checkpoint, heat: Path | None, rank: i
             opened, budget_bytes=budget, io_threads=settings.io_threads, direct_io=settings.direct_io,
             heat_file=heat, preheat=settings.preheat, **options,
         )  # fmt: skip
-    write_info(run, rank, {"fingerprint": getattr(opened, "fingerprint", ""), "budget_bytes": budget})
+    info = {
+        "fingerprint": getattr(opened, "fingerprint", ""),
+        "budget_bytes": budget,
+        "row_format": formats_of(opened, settings.precision),
+        "scheme": "" if settings.precision != "base" else opened.manifest.scheme if isinstance(opened, Pack) else PLAIN_SCHEME,
+    }
+    write_info(run, rank, info)
     return runtime
 
 
+def rows_of(opened: Pack | Checkpoint, precision: str) -> list[Rows | RowSource]:
+    """Each layer's rows at a precision, in the pack or encoded from the checkpoint."""
+    return [f.rows(precision) for f in opened.layers.values()] if isinstance(opened, Pack) else list(row_sources(opened, precision).values())
+
+
 def bytes_of(opened: Pack | Checkpoint, precision: str) -> int:
-    """Bytes of all rows at a precision, in the pack or encoded from the checkpoint."""
-    rows = [f.rows(precision) for f in opened.layers.values()] if isinstance(opened, Pack) else row_sources(opened, precision).values()
-    return sum(r.experts * r.geometry.row_bytes for r in rows)
+    """Bytes of all those rows."""
+    return sum(r.experts * r.geometry.row_bytes for r in rows_of(opened, precision))
+
+
+def formats_of(opened: Pack | Checkpoint, precision: str) -> str:
+    """Their format; "tcq2+sym2" where layers differ, in the layers' order."""
+    return "+".join(dict.fromkeys(r.geometry.format for r in rows_of(opened, precision)))
 
 
 def heat_file(settings: MoetConfig, pack: Pack, rank: int, world: int) -> Path:

@@ -17,14 +17,17 @@ def install() -> None:
 
 
 def mode() -> dict[str, Any]:
-    """What answers are made of: the card of the newest run of this process."""
+    """What answers are made of: the card of the newest run of this process, whose ranks have started."""
     from moet.engine.vllm.entry import RUNS
 
     run = RUNS[-1]
+    info = metrics.read(run)[0]["info"]
     return {
         "precision": run.settings.precision,
         "activations": run.settings.activations,
         "experts": "pack" if run.packed else "encoded at start",
+        "row_format": info["row_format"],
+        "scheme": info["scheme"],
     }
 
 

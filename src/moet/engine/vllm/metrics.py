@@ -66,10 +66,10 @@ class MoetCollector(Collector):
         ranks = [rank for run in RUNS[-1:] for rank in read(run)]
         if not ranks:
             return
-        info = GaugeMetricFamily("moet:info", "What the experts are", labels=["precision", "activations", "source", "fingerprint"])
-        run = RUNS[-1]
+        info = GaugeMetricFamily("moet:info", "What the experts are", labels=["precision", "activations", "source", "fingerprint", "row_format", "scheme"])
+        run, first = RUNS[-1], ranks[0]["info"]
         info.add_metric(
-            [run.settings.precision, run.settings.activations, "pack" if run.packed else "checkpoint", ranks[0]["info"]["fingerprint"]], 1
+            [run.settings.precision, run.settings.activations, "pack" if run.packed else "checkpoint", *(first[x] for x in ("fingerprint", "row_format", "scheme"))], 1
         )
         yield info
         for name, (text, words) in COUNTERS.items():
