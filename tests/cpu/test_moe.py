@@ -11,7 +11,7 @@ from layout_cases import random_expert
 from moet.errors import ConfigError, StoreError
 from moet.kernels import set_isa
 from moet.kernels.expert_mlp import reference
-from moet.layout import FORMATS, RowGeometry, pack_row
+from moet.layout import FORMATS, RowGeometry, crc32c, pack_row
 from moet.models import Activation
 from moet.moe import ExpertRuntime
 from moet.store import RowSource
@@ -80,8 +80,20 @@ def test_formats(tmp_path: Path, format: str, biased: bool) -> None:
 @pytest.mark.parametrize("format", ["sym2", "tcq2"])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_padding_at_every_rank(tmp_path: Path, format: str, world: int) -> None:
-    """The last tile's padded rows of gate and up are no zeros, and only the last rank has them."""
+    """The last tile's padded rows of gate and up are no zeros, and only the last rank has them. Here their scales are large, and down's codes there are
+    not zero, so that they would show."""
     rows = Rows(tmp_path, format, True, Activation("swiglu_oai", 7.0), inter=116)
+    g = rows.geometry
+    for layer, path in ((layer, rows.layers[layer].rows("base").path) for layer in LAYERS):
+        for row in rows.rows[layer]:
+            up, down = row[g.w2_offset - g.w13_tile_bytes : g.w2_offset], row[g.extras_offset - g.w2_tile_bytes : g.extras_offset]
+            scales = up[: -256].reshape(-1, g.block_bytes)[:, g.block_code_bytes :]
+            scales[:, [*range(20, 32), *range(52, 64)]] = 130
+            down.reshape(-1, g.block_bytes)[:, 256 : g.block_code_bytes].reshape(-1, 64, 4)[:, :, 1:] = 0xAA
+            checksums = row[g.crc_offset : g.crc_offset + 8 * g.tiles].view("<u4")
+            checksums[g.tiles - 1], checksums[-1] = crc32c(up), crc32c(down)
+            row[-4:].view("<u4")[0] = crc32c(row[g.extras_offset : -4])
+        rows.rows[layer].tofile(path)
     x, weights, ids = routing(5)
     parts = []
     for rank in range(world):
