@@ -14,6 +14,7 @@ from moet.errors import EvalError
 app = typer.Typer(help="Measures what a model's answers differ in from a reference's; docs/eval.md says what each number is.", no_args_is_help=True)
 
 Precision = Annotated[str, typer.Option(help="rows that a candidate pack is read with: base or native")]
+KeyFile = Annotated[Path | None, typer.Option(help="servers: file with their API key")]
 Out = Annotated[Path, typer.Option("--out", help="result file, JSON")]
 
 
@@ -56,6 +57,7 @@ def compare(
     device: Annotated[str, typer.Option(help="folders: where transformers runs: cpu, cuda")] = "cpu",
     tokenizer: Annotated[str, typer.Option(help="servers: folder of their tokenizer, where theirs is not on this machine")] = "",
     model: Annotated[str, typer.Option(help="servers: the served name, where there are several")] = "",
+    key_file: KeyFile = None,
 ) -> None:
     """KL, agreement, bits per byte, greedy divergence, validity and length of a candidate against a reference that differs in its routed experts only."""
     need("scipy", "jsonschema", "torch", "transformers")
@@ -69,7 +71,7 @@ def compare(
     parameters = Parameters(short_bytes, long_bytes, short, long, decode, answers, max_tokens, loss, seed, top)
     asked = prompt_files.read(prompts) if prompts else []
     console = Console(stderr=True, soft_wrap=True)
-    more = {"tokenizer": tokenizer, "device": device, "stream": stream, "model": model, "top": top, "seed": seed}
+    more = {"tokenizer": tokenizer, "device": device, "stream": stream, "model": model, "top": top, "seed": seed, "key": key_of(key_file)}
     with contextlib.ExitStack() as open_:
         a = open_subject(reference, precision=reference_precision, **more)
         open_.callback(a.close)
@@ -97,13 +99,15 @@ def tasks(
     tokenizer: Annotated[str, typer.Option(help="folder or Hub id, where the server's own files are not on this machine")] = "",
     model: Annotated[str, typer.Option(help="the served name, where there are several")] = "",
     loss: Annotated[float, typer.Option(help="loss that the gate should be able to catch, as a share")] = 0.02,
+    key_file: KeyFile = None,
 ) -> None:
     """Standard tasks by lm-eval, against any OpenAI-compatible server; every document's outcome is kept, so that two results can be compared in pairs."""
     need("lm_eval", "tenacity", "scipy")
     from moet.eval import report, result
     from moet.eval.tasks import run
 
-    found = run(url, tasks.split(","), chat=chat, limit=limit, num_fewshot=num_fewshot, concurrent=concurrent, include=include, tokenizer=tokenizer, model=model, loss=loss)
+    asked = {"chat": chat, "limit": limit, "num_fewshot": num_fewshot, "concurrent": concurrent, "include": include, "loss": loss}
+    found = run(url, tasks.split(","), tokenizer=tokenizer, model=model, key=key_of(key_file), **asked)
     result.write(out, found)
     report.show([(out.stem, found)], Console(soft_wrap=True))
 
@@ -129,6 +133,14 @@ def report(
         print(reports.markdown(found), end="")
     else:
         reports.show(found, Console(soft_wrap=True))
+
+
+def key_of(path: Path | None) -> str:
+    """Raises EvalError if the file cannot be read. The key itself goes into no result and no message."""
+    try:
+        return path.read_text().strip() if path else ""
+    except (OSError, UnicodeDecodeError) as e:
+        raise EvalError(f"--key-file {path}: expected a readable file, found: {type(e).__name__}") from None
 
 
 def need(*modules: str) -> None:

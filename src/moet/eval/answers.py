@@ -85,7 +85,7 @@ def length(pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
         return result
     x, y = np.array(told, float).T
     inflation = stats.ratio(y, x, seed=seed)
-    power = stats.power_of_interval("answers' length", inflation, 0.1)
+    power = stats.power_of_interval("answers' length", inflation, 0.1, least_error=1 / x.sum())
     detectable = f"the least change it finds with a power of 80% is {100 * power.detectable:.3g} %" if math.isfinite(power.detectable) else "it finds no change"
     result |= {"reference_tokens": int(x.sum()), "candidate_tokens": int(y.sum()), "inflation": inflation, "signed_rank_p": stats.signed_rank(y - x)}
     result["power"] = f"a change of 10 % would have been found with probability {power.power:.2f}; {detectable}"

@@ -25,8 +25,9 @@ def compare(
     facts = sameness.check(reference, candidate)
     short = text.windows(documents, p.short_bytes, p.short, whole=True, seed=p.seed)
     long = text.windows(documents, p.long_bytes, p.long, whole=False, seed=p.seed)
-    if not short and not long:
-        raise EvalError("expected windows to score, found none: --short and --long are 0, or the text is empty")
+    if not short and not long and not prompts:
+        raise EvalError("expected windows to score or prompts to answer, found none: --short and --long are 0, or the text is empty")
+    _check_lengths([*short, *long], reference, candidate)
     paths: dict[str, dict[str, Any]] = {}
     raw: dict[str, Any] = {}
     power: list[str] = []
@@ -65,6 +66,14 @@ def compare(
         "reference": reference.card.as_dict(), "candidate": candidate.card.as_dict(), "sameness": facts, "parameters": asdict(p),
         "paths": paths, "answers": said, "power": power, "claims": claims(paths, said, max_kl), "samples": raw,
     })  # fmt: skip
+
+
+def _check_lengths(windows: Sequence[text.Window], *subjects: Subject) -> None:
+    """A position past what a model was made for is no measurement; a server would refuse it half an hour later."""
+    limit = min((n for s in subjects if (n := s.card.details.get("max_model_len"))), default=None)
+    longest = max((len(scoring.tokens_of(w, subjects[0].tokenizer).ids) + 1 for w in windows), default=0)
+    if limit is not None and longest > limit:
+        raise EvalError(f"windows: expected at most {limit} tokens, which is what the models take, found {longest}; make --long-bytes or --short-bytes smaller")
 
 
 def claims(paths: dict[str, Any], said: dict[str, Any] | None, max_kl: float | None) -> list[dict[str, Any]]:

@@ -94,7 +94,7 @@ def _fill_biases(layer: nn.Module, expert: int, biases: list[np.ndarray]) -> Non
 def card_of(folder: Path, view: Checkpoint | PackView, precision: str) -> Card:
     """fingerprint: what a pack has in `moet.json`; of a checkpoint, what a pack made of it would have, computed from all of its bytes. A checkpoint that cannot be packed
     (float32 experts) has its experts digested as plain tensors."""
-    details: dict[str, Any] = {"architecture": view.spec.architecture}
+    details: dict[str, Any] = {"architecture": view.spec.architecture, "max_model_len": _positions(view.config)}
     if isinstance(view, PackView):
         rows = next(iter(view.pack.layers.values())).rows(precision)
         details |= {"rows": rows.geometry.format, "pack_digest": view.pack.manifest.digest}
@@ -109,6 +109,11 @@ def card_of(folder: Path, view: Checkpoint | PackView, precision: str) -> Card:
         layers = [(x.index, fingerprint.layer(fingerprint.expert(e) for e in view.experts(x.index))) for x in view.spec.layers]
     whole = fingerprint.whole(fingerprint.names(view.config, view.names), layers, [_digest(view, n) for n in names])
     return Card("checkpoint", str(folder), "native, float32 activations", whole, details)
+
+
+def _positions(config: dict[str, Any]) -> int | None:
+    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
 
 
 def is_plain(view: Checkpoint | PackView) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from moet.checkpoint import Checkpoint
+from moet.checkpoint.index import read_json
 from moet.errors import EvalError
 from moet.eval.packed import PackView, open_view
 from moet.eval.subject import Subject
@@ -82,10 +83,12 @@ def _check_folders(a: Path, b: Path, facts: list[str], wrong: list[str]) -> None
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """As transformers understands it, so that a default that is written out is no difference."""
-    from transformers import AutoConfig
+    """As transformers understands it, so that a default that is written out is no difference; as it is written, where transformers does not know the model_type."""
+    from transformers import CONFIG_MAPPING
 
-    return _without_noise(AutoConfig.from_pretrained(folder).to_dict())
+    raw = read_json(folder / "config.json")
+    known = raw.get("model_type") in CONFIG_MAPPING
+    return _without_noise(CONFIG_MAPPING[raw["model_type"]].from_dict(raw).to_dict() if known else raw)
 
 
 def _without_noise(value: Any) -> Any:

@@ -64,10 +64,11 @@ class Server:
 
     decodes = "own"
 
-    def __init__(self, url: str, *, tokenizer: str = "", model: str = "", top: int = 0, seed: int = 0) -> None:
-        """top: ask for so many tokens of each distribution; 0: all."""
+    def __init__(self, url: str, *, tokenizer: str = "", model: str = "", top: int = 0, seed: int = 0, key: str = "") -> None:
+        """top: ask for so many tokens of each distribution; 0: all. key: what the server wants as a bearer token."""
         self.url, self.seed, self.top = url.rstrip("/").removesuffix("/v1"), seed, top
-        self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(SECONDS, connect=10))
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(SECONDS, connect=10), headers=headers)
         models = self._get("/v1/models").json().get("data") or []
         found = [m for m in models if model in ("", m.get("id"))]
         if not found:
@@ -146,10 +147,11 @@ class Server:
             ids = self.tokenizer.start + self.tokenizer.encode(prompt.text)
             choice = self._post("/v1/completions", {"prompt": ids, "max_tokens": max_tokens, "temperature": 0, "return_token_ids": True}).json()["choices"][0]
             text, found = choice["text"], None
-        ids = choice.get("token_ids")
+        ids, stopped = choice.get("token_ids"), choice.get("finish_reason") != "length"
         if ids is None:  # not vLLM: the text's tokens are close to it
             ids = self.tokenizer.encode(text)
-        stopped = choice.get("finish_reason") != "length"
+        elif stopped and not isinstance(choice.get("stop_reason"), str):
+            ids = ids[:-1]  # vLLM gives the stop token too
         after = self._drafts()
         drafts = tuple(b - a for a, b in zip(before, after, strict=True)) if before and after else None
         return Answer(tuple(ids), text, stopped, found, drafts)

@@ -91,16 +91,17 @@ class Subject(Protocol):
     def close(self) -> None: ...
 
 
-def open_subject(name: str, *, precision: str, tokenizer: str = "", device: str = "cpu", stream: bool = False, model: str = "", top: int = 0, seed: int = 0) -> Subject:
+def open_subject(name: str, *, precision: str, tokenizer: str = "", device: str = "cpu", stream: bool = False, model: str = "", top: int = 0, seed: int = 0, key: str = "") -> Subject:
     """The subject behind a URL, a checkpoint folder or a pack folder.
 
     precision: of a pack's rows. tokenizer: a folder, for a server whose own is not at hand. stream: one layer at a time, for models that do not fit in memory. model: the
-    served name, where a server has several. top: of a server's distributions, so many tokens; 0: all. seed: of a server's own text. Raises EvalError if it is none of these; and what opening raises.
+    served name, where a server has several. top: of a server's distributions, so many tokens; 0: all. seed: of a server's own text. key: its API
+    key. Raises EvalError if it is none of these; and what opening raises.
     """
     if name.startswith(("http://", "https://")):
         from moet.eval.server import Server
 
-        return Server(name, tokenizer=tokenizer, model=model, top=top, seed=seed)
+        return Server(name, tokenizer=tokenizer, model=model, top=top, seed=seed, key=key)
     folder = Path(name)
     if not (folder / "config.json").is_file():
         raise EvalError(f"{name}: expected http://HOST:PORT of a server, a checkpoint folder or a pack, found {'no config.json in it' if folder.is_dir() else 'none'}")

@@ -14,7 +14,8 @@ KEPT = ("doc_id", "filter", "doc_hash", "prompt_hash", "target_hash", "target", 
 
 
 def run(
-    url: str, tasks: Sequence[str], *, chat: bool, limit: int | None, num_fewshot: int | None, concurrent: int, include: Path | None, tokenizer: str, model: str, loss: float
+    url: str, tasks: Sequence[str], *, chat: bool, limit: int | None, num_fewshot: int | None, concurrent: int, include: Path | None, tokenizer: str, model: str, loss: float,
+    key: str = "",
 ) -> dict[str, Any]:
     """`lm_eval.simple_evaluate` with model type local-completions, or local-chat-completions for `chat`.
 
@@ -24,7 +25,7 @@ def run(
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    server = Server(url, tokenizer=tokenizer, model=model)
+    server = Server(url, tokenizer=tokenizer, model=model, key=key)
     card = server.card
     manager = TaskManager(include_path=str(include) if include else None)
     unknown = [t for t in tasks if t not in manager.all_tasks]
@@ -37,6 +38,8 @@ def run(
     if not chat:
         here = isinstance(server.tokenizer, FolderTokenizer)
         arguments |= {"tokenizer_backend": "huggingface", "tokenizer": tokenizer or str(server.folder)} if here else {"tokenizer_backend": "remote"}
+    if key:
+        arguments["auth_token"] = key
     kind = "local-chat-completions" if chat else "local-completions"
     server.close()
     try:

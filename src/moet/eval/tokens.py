@@ -10,12 +10,7 @@ class FolderTokenizer:
     """start: the start token, or the end-of-text token where a model has none, as lm-eval does it; so that a window's first token is scored too."""
 
     def __init__(self, folder: Path | str) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self.own = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as e:
-            raise EvalError(f"{folder}: expected a tokenizer that transformers loads, found: {str(e)[:300]}") from None
+        self.own = _load(folder)
         start = self.own.bos_token_id if self.own.bos_token_id is not None else self.own.eos_token_id
         self.start: list[int] = [] if start is None else [start]
 
@@ -27,3 +22,15 @@ class FolderTokenizer:
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         return self.own.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=messages[-1]["role"] != "assistant")
+
+
+def _load(folder: Path | str) -> Any:
+    """A folder whose model_type transformers does not know (kimi_k2) has a tokenizer.json all the same."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, AttributeError) as e:
+        if (Path(folder) / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(folder)
+        raise EvalError(f"{folder}: expected a tokenizer that transformers loads, found: {str(e)[:300]}") from None

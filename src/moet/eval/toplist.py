@@ -7,8 +7,9 @@ import torch
 
 from moet.eval.measure import Scores
 
-LEAST_REST = 1e-7
-"""Probability of "any other" below which it is rounding: what lists of float32 numbers that name nearly everything leave over."""
+LEAST_REST = 1e-5
+"""Probability of "any other" below which it is taken to be this: what lists that name nearly everything leave over is a difference of float32 numbers, wrong by about
+d = 6e-8, and adds d^2 / (2 rest) of noise to the KL, which stays below 2e-10."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ def compare(reference: Top, candidate: Top, targets: np.ndarray) -> Scores:
         nll[:, i] = -p[target], -q[target]
         common = [t for t in p if t in q and p[t] > -np.inf]
         a, b = np.array([p[t] for t in common]), np.array([q[t] for t in common])
-        rest_p, rest_q = (max(LEAST_REST, 1 - np.exp(x).sum()) for x in (a, b))
-        kl[i] = (np.exp(a) * (a - b)).sum() + rest_p * np.log(rest_p / rest_q)
+        rest = [np.log(max(LEAST_REST, 1 - np.exp(x).sum())) for x in (a, b)]
+        kl[i] = _divergence(np.append(a, rest[0]), np.append(b, rest[1]))
     return Scores(kl, best[0] == best[1], *nll, best[0] == targets, best[1] == targets)
+
+
+def _divergence(a: np.ndarray, b: np.ndarray) -> float:
+    """sum p ln(p / q) - p + q of two lists of log-probabilities: KL where both add up to 1, and of second order in what float32 rounds them by where they do not quite."""
+    return float((np.exp(a) * (np.expm1(b - a) - (b - a))).sum())

@@ -125,14 +125,17 @@ def test_two_different_models(folders, texts, tmp_path):
         (["compare", "nowhere", "pack"], "expected http://HOST:PORT"),
         (["compare", "http://127.0.0.1:9", "pack"], "127.0.0.1:9/v1/models: expected an answer"),
         (["compare", "source", "pack", "--short-bytes", "3"], "--short-bytes: expected at least 16"),
-        (["compare", "source", "pack", "--short", "0", "--long", "0"], "expected windows to score"),
+        (["compare", "source", "pack", "--short", "0", "--long", "0"], "expected windows to score or prompts"),
+        (["compare", "source", "pack", "--long-bytes", "90000"], "make --long-bytes or --short-bytes smaller"),
+        (["compare", "source", "pack", "--key-file", "nowhere"], "--key-file nowhere: expected a readable file"),
         (["report", "config"], "expected a result of `moet eval"),
     ],
 )
 def test_clear_errors(folders, texts, tmp_path, arguments, message):
+    (tmp_path / "long.txt").write_text("word " * 20_000)
     names = {**{k: str(v) for k, v in folders.items()}, "config": str(folders["source"] / "config.json")}
     arguments = [names.get(a, a) for a in arguments]
-    more = [*texts, "--out", tmp_path / "r.json"] if arguments[0] == "compare" else []
+    more = [*texts, f"--text={tmp_path / 'long.txt'}", "--out", tmp_path / "r.json"] if arguments[0] == "compare" else []
     outcome = run(*arguments, *more)
     assert isinstance(outcome.exception, EvalError) and message in str(outcome.exception), outcome.output
 

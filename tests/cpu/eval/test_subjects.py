@@ -9,6 +9,7 @@ from moet.eval import measure
 from moet.eval.subject import Prompt, open_subject
 from moet.layout import reference
 from moet.pack import Pack
+from tests import generators
 from tests.cpu.eval.conftest import TEXT
 from tests.cpu.pack_cases import pack_local
 from tests.generators import write_glm_moe_dsa, write_gpt_oss
@@ -97,6 +98,23 @@ def test_answers_are_generate_s(folders, subjects):
         theirs = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
         answer = subject.answer(prompt, 12)
         assert list(answer.ids) + [1] * answer.stopped == theirs  # 1 ends a text
+
+
+QUICK = ("write_gpt_oss", "write_kimi_k2", "write_mixtral")
+FAMILIES = [pytest.param(w, marks=[] if w in QUICK else pytest.mark.slow) for w in generators.__all__ if w.startswith("write_")]
+
+
+@pytest.mark.parametrize("write", FAMILIES)
+def test_every_family(tmp_path, write):
+    """Hidden states and head apart, in pieces, and token by token, give what the model itself gives in one call."""
+    getattr(generators, write)(tmp_path)
+    ids = list(range(3, 60))
+    subject = open_subject(str(tmp_path), precision="native")
+    with torch.no_grad():
+        theirs = subject.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
+    assert torch.equal(theirs, prefilled(subject, ids))
+    assert kl(theirs, prefilled(subject, ids, "other"), ids) < NOISE
+    assert kl(theirs[9:], logits(subject.decode(ids, 10)[1], ids, 9), ids, 9) < NOISE
 
 
 @pytest.mark.parametrize("write", [write_gpt_oss, write_glm_moe_dsa], ids=["biases, interleaved", "MTP layer, shared experts"])

@@ -55,6 +55,16 @@ def test_from_what_a_server_prints(pair):
     assert (compare(Top.of(rows), top, t.numpy()).kl == 0).all()
 
 
+def test_rounding_is_seen_as_noise(pair):
+    """Lists in float32, of nearly all of the probability, against themselves in float64."""
+    a, _, t = pair
+    exact = Top.of_logits(3 * a, 30, t)
+    rounded = Top(exact.ids, exact.logprobs.astype(np.float32).astype(float))
+    left = 1 - np.exp(exact.logprobs).sum(1)
+    assert left.min() < 1e-6 < left.max()
+    assert np.abs(compare(exact, rounded, t.numpy()).kl).max() < 2e-10
+
+
 def test_a_target_that_is_missing():
     with pytest.raises(ValueError, match="next token, 7"):
         compare(Top.of([{1: -0.1}]), Top.of([{1: -0.1}]), np.array([7]))
