@@ -46,7 +46,7 @@ class Decoder:
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
-        self.model = _build(checkpoint, dtype)
+        self.model = build(checkpoint, dtype)
         self._decoder = self.model.get_decoder()
         path = next(name for name, m in self.model.named_modules() if m is self._decoder)
         self._path = path
@@ -203,7 +203,8 @@ class Decoder:
         return next(name for name, m in self.model.named_modules() if m is module)
 
 
-def _build(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
+def build(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model without weights, on the meta device. Raises CheckpointError if transformers does not have it."""
     name = checkpoint.spec.architecture
     model_class = getattr(transformers, ALIASES.get(name, name), None)
     if model_class is None:

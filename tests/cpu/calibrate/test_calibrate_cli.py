@@ -20,7 +20,7 @@ from moet.quantize.schemes import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES
 
 def moet(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "moet", *map(str, arguments)], capture_output=True, text=True
+        [sys.executable, "-m", "moet", *map(str, arguments)], capture_output=True, text=True, check=False
     )
 
 

@@ -1,5 +1,6 @@
 """From text to windows of tokens."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_kinds_share_the_tokens_and_windows_are_spread():
     assert abs(found.kinds["long"] - found.kinds["other"]) <= 1
     whole = everything.ids[: everything.kinds["long"]].tolist()
     places = [whole.index(w) for w in found.ids[: found.kinds["long"]].tolist()]
-    gaps = {b - a for a, b in zip(places, places[1:])}
+    gaps = {b - a for a, b in itertools.pairwise(places)}
     assert places[0] == 0 and max(gaps) - min(gaps) <= 1
 
 
