@@ -40,12 +40,13 @@ struct Vec {
     const F magnitude = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6), a);
     return _mm256_or_ps(magnitude, cast(and_(sll(a, 28), splat(0x80000000u))));
   }
-  static F tcq2(I word, int j) {   // window: bits 2j to 2j + 3, above the sign bit the sign bit
-    const I window = sra(word, 2 * j);                                                                  // low 3 bits select
-    const F low = _mm256_permutevar8x32_ps(_mm256_setr_ps(3, 11, -3, -9, -5, -15, 7, 1), window);
-    const F high = _mm256_permutevar8x32_ps(_mm256_setr_ps(-1, -7, 15, 5, 9, 3, -11, -3), window);
-    return _mm256_blendv_ps(low, high, cast(j < 15 ? sll(word, 28 - 2 * j) : word));                    // the window's high bit as sign
-  }
+  // A word vector of tcq2: byte b of levels[j] is the level of code 4b + j.
+  struct Tcq2 {
+    I levels[4];
+    Tcq2() = default;
+    explicit Tcq2(I word) { for (int j = 0; j < 4; ++j) levels[j] = tcq2_levels(and_(sra(word, 2 * j), splat(0x0f0f0f0fu))); }
+    F operator[](int code) const { return to_float(_mm256_srai_epi32(code < 12 ? sll(levels[code % 4], 24 - 8 * (code / 4)) : levels[code % 4], 24)); }
+  };
   // Exponent and mantissa moved to float32's place, the exponent raised by 120: y = 2^(e-7) (1 + m/8). That is the value but where e is 0: there it
   // is 2y - 2^-6 = 2^-6 m/8, and there only is 2y - 2^-6 the smaller one. No float32 subnormal on the way: Intel needs 150 cycles for each.
   static F e4m3(I a) {
@@ -62,6 +63,7 @@ struct Vec {
   static I sym2_first(I n) { return _mm256_shuffle_epi8(table16(0, 3, 5, 8, 0, 3, 5, 8, 0, 3, 5, 8, 0, 3, 5, 8), n); }
   static I sym2_second(I n) { return _mm256_shuffle_epi8(table16(0, 0, 0, 0, 3, 3, 3, 3, 5, 5, 5, 5, 8, 8, 8, 8), n); }
   static I e2m1_bytes(I n) { return _mm256_shuffle_epi8(table16(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), n); }
+  static I tcq2_levels(I n) { return _mm256_shuffle_epi8(table16(3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3), n); }
   static I tcq2_bytes(I n) { return _mm256_shuffle_epi8(table16(9, 13, 6, 3, 5, 0, 11, 8, 7, 4, 15, 10, 12, 9, 2, 6), n); }   // (level + 15) / 2
   static I multiply_bytes(I u, I q) { return _mm256_maddubs_epi16(u, q); }
   static I add16(I a, I b) { return _mm256_add_epi16(a, b); }

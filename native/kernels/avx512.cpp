@@ -40,9 +40,14 @@ struct Vec {
   static F e2m1(I a) {                                                                                         // low 4 bits select
     return _mm512_permutexvar_ps(a, _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6));
   }
-  static F tcq2(I word, int j) {   // window: bits 2j to 2j + 3, above the sign bit the sign bit
-    return _mm512_permutexvar_ps(sra(word, 2 * j), _mm512_setr_ps(3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3));
-  }
+  struct Tcq2 {   // a word vector of tcq2
+    I word;
+    Tcq2() = default;
+    explicit Tcq2(I w) : word(w) {}
+    F operator[](int code) const {   // low 4 bits select
+      return _mm512_permutexvar_ps(sra(word, 2 * code), _mm512_setr_ps(3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3));
+    }
+  };
   // Exponent and mantissa moved to float32's place, the exponent raised by 120: y = 2^(e-7) (1 + m/8). That is the value but where e is 0: there it
   // is 2y - 2^-6 = 2^-6 m/8, and there only is 2y - 2^-6 the smaller one. No float32 subnormal on the way: Intel needs 150 cycles for each.
   static F e4m3(I a) {

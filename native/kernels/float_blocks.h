@@ -1,12 +1,25 @@
 // Blocks times float32 activations. Included once per ISA, inside its namespace and target; Vec is the ISA's vector.
 
-// One decoded column of W rows: `word` holds codes of one row per lane, j is the code's number within it.
+// Codes of one row per lane, ready for `decode`.
 template <int format>
-inline Vec::F decode(Vec::I word, int j) {
+struct Words {
+  Vec::I word;
+  static Words load(const uint8_t* p) { return {Vec::load_words(p)}; }
+};
+template <>
+struct Words<kTcq2> {
+  Vec::Tcq2 word;
+  static Words load(const uint8_t* p) { return {Vec::Tcq2(Vec::load_words(p))}; }
+};
+
+// One decoded column of W rows; j is the code's number within its word.
+template <int format>
+inline Vec::F decode(const Words<format>& words, int j) {
+  const auto& word = words.word;
   if constexpr (format == kSym2) {
     return Vec::sym2(Vec::srl(word, 2 * j));
   } else if constexpr (format == kTcq2) {
-    return Vec::tcq2(word, j);
+    return word[j];
   } else if constexpr (format == kMxfp4 || format == kNvfp4) {
     return Vec::e2m1(Vec::srl(word, 4 * j));
   } else if constexpr (format == kFp8 || format == kFp8Row) {
@@ -41,7 +54,7 @@ inline void decode_block(const uint8_t* block, float* values) {
   constexpr int kCodes = 32 / format_bits(format);
   for (int s = 0; s < format_bits(format); ++s)
     for (int row = 0; row < 64; row += Vec::W) {
-      const Vec::I word = Vec::load_words(block + 4 * (64 * s + row));
+      const auto word = Words<format>::load(block + 4 * (64 * s + row));
 #pragma GCC unroll 16
       for (int j = 0; j < kCodes; ++j) Vec::store(values + 64 * (s * kCodes + j) + row, decode<format>(word, j));
     }
@@ -60,9 +73,9 @@ inline __attribute__((always_inline)) void float_rows(const uint8_t* block, cons
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) part[r][m] = Vec::zero();
     for (int s = half * kWords; s < (half + 1) * kWords; ++s) {
-      Vec::I word[R];
+      Words<format> word[R];
 #pragma GCC unroll 8
-      for (int r = 0; r < R && !kDecoded; ++r) word[r] = Vec::load_words(block + 4 * (64 * s + row + r * Vec::W));
+      for (int r = 0; r < R && !kDecoded; ++r) word[r] = Words<format>::load(block + 4 * (64 * s + row + r * Vec::W));
 #pragma GCC unroll 16
       for (int j = 0; j < kCodes; ++j) {
         Vec::F xs[M];
