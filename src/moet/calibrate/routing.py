@@ -40,7 +40,8 @@ class Routing:
 
     def weight_sums(self) -> torch.Tensor:
         """float32 [tokens]: of each token's router weights."""
-        return torch.zeros(len(self.inputs), device=self.inputs.device).index_add_(0, self.tokens, self.weights)
+        by_token = torch.argsort(self.tokens, stable=True)  # index_add_ adds in no fixed order on a GPU
+        return self.weights[by_token].view(len(self.inputs), -1).sum(1)
 
     def pairs(self, expert: int, step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(tokens, weights) of an expert, at most `step` at a time, tokens ascending."""

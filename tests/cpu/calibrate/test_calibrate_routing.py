@@ -123,6 +123,7 @@ def test_pairs_are_in_order_of_expert_and_token():
         [[3], [7.0]],
     ]
     assert list(routing.pairs(3, 2)) == []
+    assert torch.equal(routing.weight_sums(), weights.sum(1))
 
 
 @pytest.mark.parametrize(
