@@ -2,7 +2,7 @@
 
 Trellis-coded quantization is Marcellin and Fischer's (IEEE Trans. Communications 38(1), 1990); that the decoder reads
 overlapping windows of the stored bits is QTIP's "bitshift trellis" (Tseng et al., arXiv:2406.11235). The levels are ours:
-docs/decisions/004-tcq2.md."""
+docs/decisions/003-tcq2.md."""
 
 import numpy as np
 
