@@ -77,7 +77,7 @@ def compare(
         open_.callback(a.close)
         b = open_subject(candidate, precision=precision, **more)
         open_.callback(b.close)
-        documents = texts.read(text, a.tokenizer.render)
+        documents = texts.read(text, texts.rendering(a.tokenizer))
         stage = open_.enter_context(stages(console))
         found = run(a, b, documents, asked, parameters, stage, max_kl)
     result.write(out, found)
@@ -123,6 +123,8 @@ def report(
     from moet.eval import result
 
     found = [(path.stem, result.read(path)) for path in results]
+    if sum(r["kind"] == "tasks" for _, r in found) == 2:
+        need("scipy")
     if pictures:
         need("matplotlib")
         from moet.eval.pictures import draw

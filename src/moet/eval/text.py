@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moet.errors import EvalError
+from moet.eval.subject import Tokenizer
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
 """(messages, tools) -> the text that the model sees: the chat template."""
@@ -65,6 +66,12 @@ def read(specs: Sequence[str], render: Render | None = None) -> list[Document]:
     if not documents:
         raise EvalError(f"--text {' '.join(specs)}: expected text, found none")
     return documents
+
+
+def rendering(tokenizer: Tokenizer) -> Render:
+    """The chat template without the start token's text, which every window gets by itself."""
+    start = tokenizer.decode(tokenizer.start) if tokenizer.start else ""
+    return lambda messages, tools: tokenizer.render(messages, tools).removeprefix(start)
 
 
 def _row(name: str, domain: str, stem: str, line: str, render: Render | None) -> Document:

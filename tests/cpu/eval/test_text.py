@@ -63,6 +63,23 @@ def test_read(tmp_path):
     assert {d.domain for d in found[5:]} == {"named"} and found[1].name == "rows.jsonl:1"
 
 
+def test_a_chat_starts_once(subjects):
+    """Templates that begin with the start token, which windows add."""
+    tokenizer = subjects["source"].tokenizer
+
+    class Starting:
+        start = tokenizer.start
+        decode = staticmethod(tokenizer.decode)
+
+        @staticmethod
+        def render(messages, tools):
+            return "<|bos|>" + tokenizer.render(messages, tools)
+
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    found = text.rendering(Starting)(messages, None)
+    assert found == text.rendering(tokenizer)(messages, None) and found.startswith("<|user|>hi")
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
