@@ -48,8 +48,10 @@ def compare(
             keep(name, scored, floor, "teacher-forced, each window in one piece")
     decoded = short[: p.decode] or long[: p.decode]
     if decoded and candidate.decodes:
-        forced = reference.decodes == candidate.decodes == "text"
-        seen = "teacher-forced, token by token on both KV caches" if forced else "the candidate's own text, sampled at temperature 1; the reference scores it by prefill"
+        seen = {
+            ("text", "text"): "teacher-forced, token by token on both KV caches",
+            ("text", "own"): "teacher-forced, token by token on the candidate's KV cache; the reference by prefill",
+        }.get((candidate.decodes, reference.decodes), "the candidate's own text, sampled at temperature 1; the reference scores it by prefill")
         scored = scoring.decode(reference, candidate, decoded, stage("decode", len(decoded)), p.top)
         few = decoded[: max(1, len(decoded) // 4)] if reference.decodes else []
         floor = scoring.decode(reference, reference, few, stage("decode, noise floor", len(few)), p.top, floor=True) if few else []

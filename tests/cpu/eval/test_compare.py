@@ -83,6 +83,17 @@ def test_lists_are_a_lower_bound(folders, texts, results, tmp_path):
         assert path["bits_per_byte"]["candidate"] == pytest.approx(whole[name]["bits_per_byte"]["candidate"], rel=1e-9)
 
 
+def test_one_layer_at_a_time(folders, texts, results, tmp_path):
+    """The numbers of models that are in memory whole; no decode path and no answers."""
+    outcome = run("compare", folders["source"], folders["pack"], *texts, *SMALL, "--stream", "--out", tmp_path / "r.json")
+    assert outcome.exit_code == 0, outcome.output
+    r = json.loads((tmp_path / "r.json").read_text())
+    assert set(r["paths"]) == {"prefill-short", "prefill-long"} and r["answers"] is None
+    for name, path in r["paths"].items():
+        assert path["kl"]["value"] == pytest.approx(results["base"][1]["paths"][name]["kl"]["value"], rel=1e-4)
+        assert path["floor_kl"] < 1e-10
+
+
 def test_a_gate_that_does_not_hold(folders, texts, tmp_path):
     few = ["--short", 6, "--short-bytes", 64, "--long", 0, "--decode", 0, "--answers", 0]
     for limit, code in ((1e-6, 1), (1e6, 0)):
