@@ -51,6 +51,7 @@ class Whole:
     def _load(self, view: Checkpoint | PackView, precision: str) -> nn.Module:
         """All layers at once, by the loader that otherwise has one at a time."""
         decoder = decoder_of(view, str(self.device))
+        del decoder.model.get_decoder().layers[decoder.layers :]  # an MTP layer, which the decoder runs as one layer more
         self._loaded.enter_context(decoder.head())
         self._loaded.enter_context(decoder._loader.filled([decoder._name_of(decoder._embedding)], self.device))
         for index in range(decoder.layers):
