@@ -20,6 +20,7 @@ from moet.calibrate.stored import Streams
 from moet.calibrate.tokens import Windows
 from moet.calibrate.values import Values
 from moet.checkpoint import Checkpoint
+from moet.errors import CheckpointError
 from moet.forward import Decoder
 from moet.layout import RowGeometry, dequantize_row
 from moet.models import MoeLayer
@@ -33,7 +34,12 @@ class CalibratedEncoder:
     """`moet.pack.encoder.Encoder` that looks at the data. Not for several threads."""
 
     def __init__(self, scheme: Scheme, windows: Windows, device: Device) -> None:
-        self.scheme, self.row_format, self.windows, self.device = scheme.name, scheme.row_format, windows, device
+        self.scheme, self.row_format, self.windows, self.device = (
+            scheme.name,
+            scheme.row_format,
+            windows,
+            device,
+        )
         self.encode = functools.partial(encode_matrix, codebook_of(scheme.row_format))
         count, length = windows.ids.shape
         self.calibration = Calibration(windows.digest, count * length, length)
@@ -47,10 +53,11 @@ class CalibratedEncoder:
         self._streams: Streams | None = None
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
         self._inner = {layer.index: layer for layer in checkpoint.spec.layers if not layer.mtp}
+        self._last = max(self._inner) if self._decoder.mtp is None else self._decoder.mtp
 
     def batches(self, layer: MoeLayer) -> Iterator[Batch]:
         with torch.no_grad():
-            if layer.mtp:  # transformers' models do not have it, so there is nothing to run
+            if layer.mtp and not self._runs(layer.index):
                 yield from rounded(self.checkpoint, layer, self.row_format, self.device, self._pool)
             else:
                 yield from self._calibrated(layer)
@@ -64,14 +71,27 @@ class CalibratedEncoder:
 
     def holds(self, shard: str) -> bool:
         """Layers still to be run, and the embedding until states are on disk."""
-        last = max(self._inner)
-        if all(index in self.done for index in self._inner):
+        if self._last in self.done:
             return False
         at = max(stored.there(self.root), default=-1)
-        return any(shard in self._decoder.shards(index) for index in range(at, last + 1))
+        return any(shard in self._decoder.shards(index) for index in range(at, self._last + 1))
+
+    def _runs(self, index: int) -> bool:
+        """Whether an MTP layer can be run: it is of the kind that moet knows, and a layer of the model takes its tensors."""
+        if index != self._decoder.mtp:
+            return False
+        try:
+            with self._decoder.layer(index, experts=False):
+                return True
+        except CheckpointError:
+            return False
 
     def _calibrated(self, layer: MoeLayer) -> Iterator[Batch]:
         streams = self._before(layer.index)
+        if layer.mtp:
+            full = self._decoder.mtp_input(streams.full)
+            quantized = full if streams.same else self._decoder.mtp_input(streams.quantized)
+            streams = Streams(layer.index, full, quantized)
         self.progress.stage(f"layer {layer.index}; routing of {streams.full.ids.numel()} tokens")
         work, finish = open_layer(self._decoder, layer, streams)
         for solved in work.run(self.encode, self.device.group(self.checkpoint, layer), self._pool):
@@ -82,8 +102,9 @@ class CalibratedEncoder:
         self._reports[layer.index] = LayerCalibration(
             *work.tokens, tuple(_short(x) for x in work.output_errors)
         )
-        self._streams = finish()
-        stored.write(self.root, self._streams)
+        if not layer.mtp:  # nothing comes after it
+            self._streams = finish()
+            stored.write(self.root, self._streams)
 
     def _before(self, index: int) -> Streams:
         """The states before layer `index`: kept from the layer before, read, or computed again, where layers that an
@@ -96,7 +117,11 @@ class CalibratedEncoder:
             if i in self._inner:
                 layer = self._inner[i]
                 work, finish = open_layer(self._decoder, layer, streams)
-                work.replay(self.device.group(self.checkpoint, layer), self._pool, lambda e, native, i=i: self._stored(i, e, native))
+                work.replay(
+                    self.device.group(self.checkpoint, layer),
+                    self._pool,
+                    lambda e, native, i=i: self._stored(i, e, native),
+                )
                 streams = finish()
                 continue
             with self._decoder.layer(i) as module:

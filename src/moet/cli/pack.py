@@ -32,7 +32,14 @@ class BarProgress(Progress):
             TransferSpeedColumn(),
             TimeRemainingColumn(compact=True),
         )
-        self.bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+        # A calibrated layer ends in bursts: the speed of half a minute, which is the default, says nothing.
+        self.bar = Bar(
+            *columns,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            speed_estimate_period=900,
+        )
         self.task = self.bar.add_task("opening", total=None)
         self.said = ""
 
@@ -188,7 +195,8 @@ def print_calibration(manifest, console: Console) -> None:
     rounded = len(manifest.layers) - len(layers)
     console.print(
         f"tokens of an expert: at least {least}, median at least {median}; {few} of {sum(x.experts for x in layers)} experts "
-        f"leaned on their layer's statistics" + (f"; {rounded} MTP layers only rounded" if rounded else ""),
+        f"leaned on their layer's statistics"
+        + (f"; {rounded} MTP layers without calibration" if rounded else ""),
         highlight=False,
     )
 

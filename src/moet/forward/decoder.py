@@ -13,6 +13,7 @@ from moet.checkpoint import Checkpoint
 from moet.errors import CheckpointError
 from moet.forward.dense import DenseTensors
 from moet.forward.experts import FusedExperts
+from moet.forward.mtp import mixed, mtp_prefix, with_one_more_layer
 from moet.forward.states import States, joined
 from moet.forward.weights import Loader, put
 
@@ -33,8 +34,8 @@ class Decoder:
     """A causal language model of which at most one layer has weights.
 
     Every step runs the model's own `forward` over layers that are stubs, except the one that is asked for: so
-    masks, rotary embeddings, and whatever a layer hands to the next one are the model's own. MTP layers are
-    not part of transformers' models and not of this.
+    masks, rotary embeddings, and whatever a layer hands to the next one are the model's own. transformers' models have
+    no MTP layer; one of DeepSeek-V3's kind is run as one layer more.
     """
 
     @classmethod
@@ -47,11 +48,13 @@ class Decoder:
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
         self.model = build(checkpoint, dtype)
+        self._mtp = mtp_prefix(checkpoint)
         self._decoder = self.model.get_decoder()
         path = next(name for name, m in self.model.named_modules() if m is self._decoder)
         self._path = path
         self._layers: nn.ModuleList = self._decoder.layers
-        self._loader = Loader(self.model, DenseTensors(checkpoint, checkpoint.dense))
+        self._dense = DenseTensors(checkpoint, checkpoint.dense)
+        self._loader = Loader(self.model, self._dense)
         _materialise_buffers(self.model, self._decoder, device)
         self._embedding = self.model.get_input_embeddings()
         self._start: tuple[int, States] | None = None
@@ -61,15 +64,22 @@ class Decoder:
     @property
     def layers(self) -> int:
         """Number of layers, MTP layers apart."""
-        return len(self._layers)
+        return self.checkpoint.spec.num_layers
+
+    @property
+    def mtp(self) -> int | None:
+        """Index of the MTP layer, if there is one that can be run: `layer` and `run` take it too, after `mtp_input`."""
+        return None if self._mtp is None else self._mtp[0]
 
     def layer_path(self, index: int) -> str:
         return f"{self._path}.layers.{index}"
 
     def shards(self, index: int) -> set[str]:
-        """Shards with dense tensors of a layer; -1: of the embedding."""
-        path = self._name_of(self._embedding) if index < 0 else self.layer_path(index)
-        return {self.checkpoint.shard_of(name) for name in self._loader.stored(path)}
+        """Shards with dense tensors that are read for a layer; -1: for `embed`."""
+        paths = [self._name_of(self._embedding) if index < 0 else self.layer_path(index)]
+        if index == self.mtp:
+            paths += [self._name_of(self._embedding), self._name_of(self._decoder.norm)]
+        return {self.checkpoint.shard_of(name) for path in paths for name in self._loader.stored(path)}
 
     def embed(self, ids: torch.Tensor) -> States:
         """What the first layer takes. ids: int64 [B, T], all sequences of one length, no padding."""
@@ -80,6 +90,26 @@ class Decoder:
             ]
         return joined(parts)
 
+    def mtp_input(self, states: States) -> States:
+        """What the MTP layer takes, from the states after the last layer: a token shorter, as a window's last token has no
+        next one."""
+        if self._mtp is None:
+            raise CheckpointError(
+                f"{self.checkpoint.root}: expected an MTP layer of DeepSeek-V3's kind, found none"
+            )
+        norm, where = self._decoder.norm, states.hidden.device
+        paths = [self._name_of(self._embedding), self._name_of(norm)]
+        parts = []
+        with torch.no_grad(), self._loader.filled(paths, self.device):
+            for part in self.batches(states):
+                moved = part.to(self.device)
+                ids, hidden = moved.ids[:, 1:], norm(moved.hidden[:, :-1])
+                eps = self._decoder.config.rms_norm_eps
+                hidden = mixed(self._dense, self._mtp[1], self._embedding(ids), hidden, eps)
+                # What the last layer handed on is about the main model's tokens; the MTP layer has its own.
+                parts.append(States(ids, hidden, moved.carry and (None,) * len(moved.carry)).to(where))
+        return joined(parts)
+
     @contextlib.contextmanager
     def layer(self, index: int, *, experts: bool = True) -> Iterator[nn.Module]:
         """The layer with its weights, freed on exit. Routed experts have the checkpoint's exact values, rounded
@@ -88,7 +118,10 @@ class Decoder:
         sparse = any(layer.index == index for layer in self.checkpoint.spec.layers)
         fused = FusedExperts.of(module) if sparse else None
         path = self.layer_path(index)
-        with self._loader.filled([path], self.device, fused and fused.module), contextlib.ExitStack() as undo:
+        with (
+            self._loader.filled([path], self.device, fused and fused.module, more=index == self.mtp),
+            contextlib.ExitStack() as undo,
+        ):
             if fused and experts:
                 for name, value in fused.empty(self.device).items():
                     put(self.model, f"{self._name_of(fused.module)}.{name}", value, self.device, undo)
@@ -215,6 +248,11 @@ def build(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> nn.Modu
     config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     if isinstance(config.get("text_config"), dict):
         config["text_config"] = {k: v for k, v in config["text_config"].items() if k != "quantization_config"}
+    if mtp_prefix(checkpoint):
+        if isinstance(config.get("text_config"), dict):
+            config["text_config"] = with_one_more_layer(config["text_config"])
+        else:
+            config = with_one_more_layer(config)
     config = model_class.config_class.from_dict(config)
     with torch.device("meta"):
         model = model_class._from_config(config, dtype=dtype)

@@ -42,14 +42,21 @@ class Loader:
 
     @contextlib.contextmanager
     def filled(
-        self, paths: list[str], device: torch.device, without: nn.Module | None = None
+        self,
+        paths: list[str],
+        device: torch.device,
+        without: nn.Module | None = None,
+        more: bool = False,
     ) -> Iterator[None]:
         """The modules at `paths` have their weights on `device`; afterwards they are on the meta device again.
-        `without`: a module whose parameters are left as they are.
+        `without`: a module whose parameters are left as they are. `more`: the checkpoint may have tensors there that
+        the model has not.
 
         Raises CheckpointError if a parameter is not filled, or has another shape than the checkpoint's tensor.
         """
         names = [name for path in paths for name in self._sources(path)]
+        if more:
+            names = [name for name in names if self._targets[name][0] in self._meta]
         with contextlib.ExitStack() as undo:
             for target, value in self._converted(names):
                 put(self.model, target, value, device, undo)

@@ -147,3 +147,37 @@ def test_an_architecture_that_transformers_lacks_is_named(tmp_path, monkeypatch)
     monkeypatch.setattr("moet.forward.decoder.transformers", SimpleNamespace(__version__="4.0"))
     with pytest.raises(CheckpointError, match="MixtralForCausalLM"):
         Decoder.open(Checkpoint.open(tmp_path))
+
+
+def test_mtp_layer_of_the_demo(monkeypatch, tmp_path):
+    """Against the program that trained it, whose forward is its own."""
+    monkeypatch.syspath_prepend(ROOT / "demo" / "train")
+    for name in ("checkpoint", "config", "model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    from checkpoint import from_hf, read
+    from config import ModelConfig
+    from model import Model
+
+    subprocess.run([sys.executable, ROOT / "demo/dequantize.py", ROOT / "demo/model", tmp_path], check=True)
+    model = Model(ModelConfig())
+    model.load_state_dict(from_hf(read(tmp_path), ModelConfig()))
+    tokens = ids({"vocab_size": 8192}, 2, 65)
+    decoder = Decoder.open(Checkpoint.open(ROOT / "demo/model"))
+    states = decoder.embed(tokens)
+    for index in range(decoder.layers):
+        with decoder.layer(index) as module:
+            states = decoder.run(module, states, index)
+    states = decoder.mtp_input(states)
+    with decoder.layer(decoder.mtp) as module:
+        hidden = decoder.run(module, states, decoder.mtp).hidden
+    with torch.no_grad():
+        assert close(model.mtp.norm(hidden), model(tokens)[1])
+
+
+def test_which_models_have_an_mtp_layer_that_runs(tmp_path):
+    g.write_glm4_moe(tmp_path / "glm", scheme="bf16")
+    g.write_mixtral(tmp_path / "mixtral")
+    g.write_deepseek_v4(tmp_path / "v4")
+    found = {name: Decoder.open(Checkpoint.open(tmp_path / name)).mtp for name in ("glm", "mixtral", "v4")}
+    spec = Checkpoint.open(tmp_path / "glm").spec
+    assert found == {"glm": spec.mtp_layers[0].index, "mixtral": None, "v4": None}
