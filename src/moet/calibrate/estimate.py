@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from moet.calibrate import TOKENS
 from moet.calibrate.layer import SHARED_TOKENS, group_size
-from moet.calibrate.tokens import TOKENS
 
 
 @dataclass(frozen=True)

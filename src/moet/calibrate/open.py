@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from moet.calibrate import TOKENS
 from moet.calibrate.device import Device
 from moet.calibrate.encoder import CalibratedEncoder
 from moet.calibrate.rounding import RoundingEncoder
-from moet.calibrate.tokens import TOKENS, default_texts, read_file, windows
+from moet.calibrate.tokens import default_texts, read_file, windows
 from moet.checkpoint.index import read_json
 from moet.models import family_of
 from moet.models.registry import text_config

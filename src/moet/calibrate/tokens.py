@@ -12,7 +12,6 @@ from jinja2.exceptions import TemplateError
 
 from moet.errors import CheckpointError, ConfigError
 
-TOKENS = 32768
 WINDOW = 1024
 """Tokens of a window; fewer if the model's positions end before."""
 TEXT = Path(__file__).parent / "text"
