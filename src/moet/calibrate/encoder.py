@@ -45,6 +45,11 @@ class CalibratedEncoder:
         self.calibration = Calibration(windows.digest, count * length, length)
         self._reports: dict[int, LayerCalibration] = {}
 
+    def scratch_bytes(self, checkpoint: Checkpoint) -> int:
+        """States of both networks, of two layers for a moment."""
+        text = checkpoint.config.get("text_config") or checkpoint.config
+        return 2 * 2 * 4 * self.windows.ids.numel() * checkpoint.spec.hidden * text.get("hc_mult", 1)
+
     def begin(
         self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress
     ) -> None:

@@ -40,6 +40,9 @@ class RoundingEncoder:
     def __init__(self, scheme: Scheme, device: Device) -> None:
         self.scheme, self.row_format, self.device = scheme.name, scheme.row_format, device
 
+    def scratch_bytes(self, checkpoint: Checkpoint) -> int:
+        return 0
+
     def begin(
         self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress
     ) -> None:

@@ -28,7 +28,7 @@ class Batch:
 
 
 class Encoder(Protocol):
-    """One for a run. `begin` comes first; then, in ascending order, for every layer that has no rows yet, `batches`
+    """One for a run. `scratch_bytes` and `begin` come first; then, in ascending order, for every layer that has no rows yet, `batches`
     until it ends, `report`, and `written`.
 
     scheme       its name in the pack
@@ -39,6 +39,10 @@ class Encoder(Protocol):
     scheme: str
     row_format: str
     calibration: Calibration | None
+
+    def scratch_bytes(self, checkpoint: Checkpoint) -> int:
+        """The most that the encoder keeps under the pack's `.moet` at a time."""
+        ...
 
     def begin(
         self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress
@@ -71,6 +75,9 @@ class Rounding:
     scheme = PLAIN_SCHEME
     row_format = "sym2"
     calibration = None
+
+    def scratch_bytes(self, checkpoint: Checkpoint) -> int:
+        return 0
 
     def begin(
         self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress

@@ -3,6 +3,7 @@
 Whatever ends a run, running it again goes on and gives the same bytes.
 """
 
+import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -137,7 +138,8 @@ class _Run:
         sizes = {s: (self.source.root / s).stat().st_size for s in self.checkpoint.shards if self._at_hand(s)}
         same_disk = self.source.root.stat().st_dev == self.dst.stat().st_dev
         freed = estimate.freed(self.checkpoint, sizes, self.consume) if same_disk else 0
-        space.check(self.dst, plan.need, replaced + freed)
+        need = dataclasses.replace(plan.need, scratch=self.encoder.scratch_bytes(self.checkpoint))
+        space.check(self.dst, need, replaced + freed)
         self.progress.start(plan.source_total, plan.source_done)
         done = {entry.layer.index: entry.layer for entry in self.journal.layers.values()}
         self.encoder.begin(self.checkpoint, self.dst, done, self.progress)

@@ -13,16 +13,19 @@ SLACK = 64 << 20
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of the finished pack by kind, and how many of them are there already."""
+    """Bytes of the finished pack by kind, and how many of them are there already. scratch: what its making takes beside
+    them."""
 
     base: int
     native: int
     dense: int
     present: int
+    scratch: int = 0
 
     @property
     def missing(self) -> int:
-        return max(0, self.base + self.native + self.dense - self.present)
+        left = max(0, self.base + self.native + self.dense - self.present)
+        return left + self.scratch if left else 0
 
 
 def gib(n: int) -> str:
@@ -39,6 +42,7 @@ def check(root: Path, need: Need, freed: int = 0) -> None:
     wanted = need.missing + SLACK - freed if need.missing else 0
     if wanted > free:
         parts = f"base {gib(need.base)}, native {gib(need.native)}, dense {gib(need.dense)}"
+        parts += f", calibration {gib(need.scratch)}" if need.scratch else ""
         ways = "Make room, choose another folder" + (", or pack with --no-native" if need.native else "")
         raise PackError(
             f"{root}: expected {gib(wanted)} of free space ({parts}; {gib(need.present)} already there), "

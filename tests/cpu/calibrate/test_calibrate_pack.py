@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from moet.calibrate.open import open_encoder
 from moet.checkpoint import Checkpoint, LocalSource
 from moet.errors import PackError
 from moet.layout import check_row, dequantize_row
-from moet.pack import Pack, durable
+from moet.pack import Pack, durable, space
 from moet.pack.packer import pack
 from moet.pack.repair import repair
 from moet.pack.verify import verify
@@ -197,6 +198,32 @@ def test_a_finished_layer_is_not_solved_again(made, tmp_path, monkeypatch):
     pack_calibrated(made / "src", dst, using=using)
     assert len(solved) == 2  # of six: the third layer's two matrices
     assert not durable.work_dir(dst).exists()
+
+
+def test_states_are_counted_as_space(made, tmp_path, monkeypatch):
+    """With room for the pack and not for the states, it is refused before the first layer; and they never are more."""
+    real, free = os.statvfs, [0]
+
+    def statvfs(path):
+        found = real(path)
+        return SimpleNamespace(f_bavail=free[0], f_frsize=1, f_files=found.f_files)
+
+    need = sum(p.stat().st_size for p in (made / "dst").rglob("*.safetensors")) + space.SLACK
+    states = 2 * 2 * 4 * 6 * 32 * 64
+    monkeypatch.setattr(space.os, "statvfs", statvfs)
+    free[0] = need + states // 2
+    with pytest.raises(PackError, match=r"calibration 0.2 MiB.*found"):
+        pack_calibrated(made / "src", tmp_path / "dst")
+    free[0] = need + states
+    seen, write = [], stored.write
+
+    def watch(root, streams):
+        write(root, streams)
+        seen.append(sum(p.stat().st_size for p in (root / stored.FOLDER).iterdir()))
+
+    monkeypatch.setattr(stored, "write", watch)
+    pack_calibrated(made / "src", tmp_path / "dst")
+    assert states / 4 < max(seen) < states + 2 * 4096
 
 
 def test_another_scheme_or_text_is_refused(made, tmp_path, monkeypatch):
