@@ -130,10 +130,8 @@ def pack(
         name = scheme_of(scheme, calibrate, calibration)
         encoder = None
         if name != PLAIN_SCHEME:
-            from moet.calibrate.open import open_encoder
-
             progress.stage(f"{name}: what it needs")
-            encoder = open_encoder(source.root, name, calibration or (), calibration_tokens, device)
+            encoder = encoder_of(name, source.root, calibration or [], calibration_tokens, device)
         outcome = run(
             source,
             dst,
@@ -147,6 +145,20 @@ def pack(
         print(json.dumps(report_dict(outcome, dst), indent=1))
     else:
         print_report(outcome, dst, Console(soft_wrap=True))
+
+
+def encoder_of(name: str, root: Path, files: list[Path], tokens: int, device: str):
+    """See moet.calibrate.open. Raises ConfigError if torch or transformers is not installed, which rounding does without."""
+    try:
+        from moet.calibrate.open import open_encoder
+    except ModuleNotFoundError as e:
+        if (e.name or "").startswith("moet"):
+            raise
+        raise ConfigError(
+            f"scheme {name}: expected torch and transformers to be installed, as they are with vLLM, found no {e.name}. "
+            "`--no-calibrate` needs neither"
+        ) from None
+    return open_encoder(root, name, files, tokens, device)
 
 
 def scheme_of(scheme: str | None, calibrate: bool | None, calibration: list[Path] | None) -> str:

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from calibrate_cases import SOURCES
 
 from moet.calibrate.open import open_encoder
-from moet.cli.pack import scheme_of
+from moet.cli.pack import encoder_of, scheme_of
 from moet.errors import CheckpointError, ConfigError
 from moet.quantize.schemes import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES
 
@@ -58,6 +58,14 @@ def test_one_line_error(tmp_path):
     SOURCES["mixtral"](tmp_path / "src")
     run = moet("pack", tmp_path / "src", tmp_path / "dst", "--scheme", "best")
     assert run.returncode == 2 and run.stderr.startswith("moet: scheme: expected one of")
+
+
+def test_without_transformers(monkeypatch, tmp_path):
+    for name in [n for n in sys.modules if n.startswith(("moet.calibrate", "moet.forward"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match="found no transformers. `--no-calibrate` needs neither"):
+        encoder_of(DEFAULT_SCHEME, tmp_path, [], 1024, "cpu")
 
 
 def test_what_an_encoder_needs(tmp_path):
