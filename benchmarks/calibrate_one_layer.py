@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import record as results
@@ -22,10 +23,10 @@ import torch
 from synthetic_layer import MODELS, SyntheticCheckpoint
 
 from moet import native
+from moet.calibrate import encode as solver
 from moet.calibrate import estimate
 from moet.calibrate.codebooks import codebook_of
 from moet.calibrate.device import Device
-from moet.calibrate.encode import encode_matrix
 from moet.calibrate.layer import LayerWork
 from moet.calibrate.routing import adds, answered, record
 from moet.calibrate.rows import row_writer
@@ -129,10 +130,15 @@ def measure(checkpoint: SyntheticCheckpoint, device: Device, name: str, tokens: 
     some = dataclasses.replace(layer, experts=experts)
     work = TimedWork(checkpoint, some, checkpoint.spec.activation, first, second, missing)
     work.watch(stages)
-    encode = functools.partial(encode_matrix, codebook_of(wanted.row_format))
+    encode = functools.partial(solver.encode_matrix, codebook_of(wanted.row_format))
     group = min(experts, device.group(checkpoint, layer))
     with_rows = True
-    with ThreadPoolExecutor() as pool:
+    inside = Stages(device.torch)
+    with contextlib.ExitStack() as stack:
+        for part in ("feedback", "fitted"):
+            timed = inside.timed(part, getattr(solver, part))
+            stack.enter_context(mock.patch.object(solver, part, timed))
+        pool = stack.enter_context(ThreadPoolExecutor())
         run = work.run(
             stages.timed("encode gate and up", encode), group, pool, stages.timed("encode down", encode)
         )
@@ -149,9 +155,10 @@ def measure(checkpoint: SyntheticCheckpoint, device: Device, name: str, tokens: 
                 answered(decoder, module, states, layer.index, answer)
     share = layer.experts / experts
     seconds = {s: round(t * (share if s in BY_EXPERT else 1), 3) for s, t in stages.seconds.items()}
+    factors = {s: round(t * share, 3) for s, t in inside.seconds.items()}
     peak = torch.cuda.max_memory_allocated() if device.torch.type == "cuda" else 0
     return {
-        "seconds": seconds, "experts_measured": experts, "experts": layer.experts, "group": group, "adds": adding,
+        "seconds": seconds, "factors_seconds": factors, "experts_measured": experts, "experts": layer.experts, "group": group, "adds": adding,
         "rows_timed": with_rows, "peak_device_bytes": peak,
         "output_error": round(float(np.mean(work.output_errors)), 4), "measured_seconds": round(total, 3),
     }  # fmt: skip
@@ -193,6 +200,8 @@ def main() -> None:
     )  # fmt: skip
     for stage, value in sorted(found["seconds"].items(), key=lambda x: -x[1]):
         print(f"{stage:28} {value:9.2f} s")
+    for stage, value in found["factors_seconds"].items():
+        print(f"of encoding, {stage:15} {value:9.2f} s")
     for claim in written["claims"]:
         print(f"{claim['what']:28} {claim['value']:9.2f} {claim['unit']}")
 
