@@ -9,7 +9,7 @@
 namespace moet {
 
 constexpr int kTrellisColumns = 32;
-constexpr float kTrellisSpread = 6.9f;   // on normal data of deviation 1 the best scale is 1 / 6.9
+constexpr float kTrellisTop = 15;          // the largest level
 
 // `tcq2` of docs/row-format.md: the level of a window of two codes.
 constexpr float kTrellisLevels[16] = {3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3};
@@ -17,7 +17,8 @@ constexpr float kTrellisLevels[16] = {3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 
 struct TrellisBlock {
   int64_t rows;
   int32_t columns;             // 1 to 32
-  int32_t lowest, candidates;  // scale bytes tried: from that of the rows' deviation + lowest on, upwards
+  int32_t candidates;          // scales tried: those that put the group's largest magnitude at 15 / (first_share + i * share_step)
+  float first_share, share_step;
   float multiplier;
   const float* target;         // [rows, columns], row stride target_stride
   int64_t target_stride;

@@ -88,12 +88,12 @@ float scale_value(uint8_t byte, float multiplier) {
   return f * multiplier;
 }
 
-// The byte whose value is nearest below or at x / multiplier.
+// The byte whose value is nearest to x / multiplier.
 int scale_byte(float x, float multiplier) {
-  float f = std::max(x / multiplier, 0x1p-15f);
+  const float f = std::max(x / multiplier, 0x1p-15f);
   uint32_t bits;
   std::memcpy(&bits, &f, 4);
-  return std::min(255, int((bits - (112u << 23)) >> 20));
+  return std::min(255, int((bits - (112u << 23) + (1u << 19)) >> 20));
 }
 
 }  // namespace
@@ -104,19 +104,18 @@ void encode_block(const TrellisBlock& b) {
   for (int64_t row = 0; row < b.rows; row += L) {
     const int lanes = int(std::min<int64_t>(L, b.rows - row));
     float target[kTrellisColumns][L] = {};
-    int first[L] = {};
+    float largest[L] = {};
     for (int r = 0; r < lanes; ++r) {
       const float* w = b.target + (row + r) * b.target_stride;
-      double squares = 0;
-      for (int k = 0; k < b.columns; ++k) target[k][r] = w[k], squares += double(w[k]) * w[k];
-      first[r] = scale_byte(float(std::sqrt(squares / b.columns)) / kTrellisSpread, b.multiplier) + b.lowest;
+      for (int k = 0; k < b.columns; ++k) target[k][r] = w[k], largest[r] = std::max(largest[r], std::fabs(w[k]));
     }
     F least = splat(INFINITY);
     I word[2] = {}, byte = I{};
     for (int c = 0; c < b.candidates; ++c) {
       float scale[L];
       int32_t bytes[L];
-      for (int r = 0; r < L; ++r) bytes[r] = std::clamp(first[r] + c, 0, 255), scale[r] = scale_value(uint8_t(bytes[r]), b.multiplier);
+      const float share = (b.first_share + float(c) * b.share_step) / kTrellisTop;
+      for (int r = 0; r < L; ++r) bytes[r] = scale_byte(largest[r] * share, b.multiplier), scale[r] = scale_value(uint8_t(bytes[r]), b.multiplier);
       F scales;
       I candidate;
       std::memcpy(&scales, scale, sizeof scales);

@@ -40,6 +40,7 @@ class LayerWork:
     full, quantized  what the layer's experts are given in either; the same object as long as the networks are the same
     missing          float32 [tokens, hidden]: what the layer's other parts answer in the full network, less what they answer
                      in the quantized one. The quantized experts are asked to make up for it. None: nothing
+    importance       float32 [tokens]: how much a token's error counts, squared in all sums; None: all the same
     full_answer, quantized_answer   float32 [tokens, hidden], filled by `run`
     output_errors    by expert: |2-bit answer in the quantized network - native answer in the full one| / |the latter|, on
                      the quantized network's tokens, each answer times its router weight; 0 for an expert without tokens
@@ -51,6 +52,7 @@ class LayerWork:
     full: Routing
     quantized: Routing
     missing: torch.Tensor | None = None
+    importance: torch.Tensor | None = None
     full_answer: torch.Tensor = field(init=False)
     quantized_answer: torch.Tensor = field(init=False)
     output_errors: list[float] = field(default_factory=list)
@@ -77,7 +79,8 @@ class LayerWork:
         encode_down: for the second matrices, where they are not encoded as the first ones."""
         shared = self._moments()
         for begin in range(0, len(self.quantized.inputs), STEP):
-            shared.add(self.quantized.inputs[begin : begin + STEP])
+            part = slice(begin, begin + STEP)
+            shared.add(self.quantized.inputs[part], weights=self._weighed(part))
         for experts in groups(self.layer.experts, group):
             native = self._native(experts, pool)
             first = encode(native.first, self._first_moments(experts, shared))
@@ -106,7 +109,7 @@ class LayerWork:
         for e in experts:
             own = self._moments()
             for tokens, weights in self.quantized.pairs(e, STEP):
-                own.add(self.quantized.inputs[tokens], weights=weights)
+                own.add(self.quantized.inputs[tokens], weights=self._weighed(tokens, weights))
             found.append(blended(own, shared)[0])
         return torch.stack(found)
 
@@ -127,13 +130,23 @@ class LayerWork:
                 wanted = self._wanted(native, g, tokens)
                 if self.missing is not None:
                     wanted = wanted + self.missing[tokens] / self._shares[tokens, None]
-                own.add(inner(half, g, self.quantized.inputs[tokens], self.activation), wanted, weights)
+                hidden = inner(half, g, self.quantized.inputs[tokens], self.activation)
+                own.add(hidden, wanted, self._weighed(tokens, weights))
             hidden = inner(half, g, self.quantized.inputs[sample], self.activation)
-            shared.add(hidden, self._wanted(native, g, sample))
+            shared.add(hidden, self._wanted(native, g, sample), self._weighed(sample))
             found.append(blended(own, shared))
             ridge.append(RIDGE + columns / (own.count + PRIOR_TOKENS))
         hessian, wanted = (torch.stack(x) for x in zip(*found, strict=True))
         return hessian, wanted, torch.tensor(ridge, device=hessian.device)
+
+    def _weighed(
+        self, tokens: torch.Tensor | slice, weights: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """The router's weights, if any, times the tokens' importance, if any."""
+        if self.importance is None:
+            return weights
+        found = self.importance[tokens]
+        return found if weights is None else found * weights
 
     def _wanted(self, native: Values, g: int, tokens: torch.Tensor) -> torch.Tensor:
         """What the expert's second matrix gives in the full network, bias apart."""
@@ -151,6 +164,8 @@ class LayerWork:
                 self.quantized_answer[tokens] += got
                 if not self._paired:
                     self.full_answer[tokens] += want
+                if self.importance is not None:
+                    got, want = (x * self.importance[tokens, None] for x in (got, want))
                 wrong += float((got - want).square().sum(dtype=torch.float64))
                 right += float(want.square().sum(dtype=torch.float64))
             self.output_errors.append((wrong / right) ** 0.5 if right else 0.0)

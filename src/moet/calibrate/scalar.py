@@ -65,6 +65,5 @@ class Scalar:
         if self.scale == "real":
             scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
             return torch.zeros_like(scale, dtype=torch.uint8), scale
-        count, rows, tries = scale.shape
-        tried = scale_bytes(scale.reshape(count, -1), multiplier).reshape(count, rows, tries).to(torch.uint8)
+        tried = scale_bytes(scale, multiplier)
         return tried, scale_values(tried, multiplier)

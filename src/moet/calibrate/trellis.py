@@ -20,10 +20,11 @@ LEVELS = (3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3)
 """Of window code_k + 4 * code_{k+1}. LEVELS[15 - i] = -LEVELS[i]."""
 WORD = 16
 """Columns of a word."""
-SPREAD = 6.9
-"""On normal data of deviation 1 the best scale is 1 / 6.9."""
-LOWEST, CANDIDATES = -3, 6
-"""Scale bytes tried, from that of the group's deviation: 6 % to 12 % apart."""
+TOP, SPREAD = 15.0, 6.9
+"""The largest level. On normal data of deviation 1 the best scale is 1 / 6.9."""
+CANDIDATES, FIRST_SHARE, SHARE_STEP = 8, 0.35, 0.8 / 7
+"""Scales tried, in shares of the one that puts the group's largest magnitude at TOP. In shares of the group's deviation
+they are too small for the second matrix, where error feedback leaves outliers that matter: 1.7 times the output error."""
 _LAST = (0, 0, 3, 3)
 """The next code that the end of a word stands for: the sign bit, repeated."""
 
@@ -52,17 +53,21 @@ def scale_values(scales: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor
 
 
 def scale_bytes(values: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
-    """int32: the largest byte whose value is not above `values` [G, N]."""
-    bits = (values / multiplier[:, None]).clamp(min=2.0**-15).view(torch.int32)
-    return ((bits - (112 << 23)) >> 20).clamp(max=255)
+    """uint8: the bytes whose values are nearest to `values` [G, ...]."""
+    bits = (values / multiplier.reshape(-1, *[1] * (values.dim() - 1))).clamp(min=2.0**-15).view(torch.int32)
+    return ((bits - (112 << 23) + (1 << 19)) >> 20).clamp(max=255).to(torch.uint8)
+
+
+def shares(device: torch.device | str = "cpu") -> torch.Tensor:
+    """float32 [CANDIDATES], as native code computes them."""
+    steps = torch.arange(CANDIDATES, dtype=torch.float32, device=device)
+    return (FIRST_SHARE + steps * torch.tensor(SHARE_STEP, dtype=torch.float32, device=device)) / TOP
 
 
 def _tensor_block(target: torch.Tensor, feedback: torch.Tensor, multiplier: torch.Tensor) -> Block:
     count, rows, columns = target.shape
     device = target.device
-    first = scale_bytes(target.double().square().mean(2).sqrt().float() / SPREAD, multiplier)
-    tried = first[:, :, None] + LOWEST + torch.arange(CANDIDATES, device=device)
-    tried = tried.clamp(0, 255).to(torch.uint8)
+    tried = scale_bytes(target.abs().amax(2)[:, :, None] * shares(device), multiplier)
     scale = scale_values(tried, multiplier)[..., None]  # [G, N, C, 1]
     levels = torch.tensor(LEVELS, dtype=torch.float32, device=device).view(4, 4).T.contiguous()
     shape = (count, rows, CANDIDATES, 4)
@@ -120,8 +125,8 @@ class _CBlock(ctypes.Structure):
     """moet::TrellisBlock of native/calibrate/trellis.h."""
 
     _fields_ = [
-        ("rows", ctypes.c_int64), ("columns", ctypes.c_int32), ("lowest", ctypes.c_int32), ("candidates", ctypes.c_int32),
-        ("multiplier", ctypes.c_float), ("target", ctypes.c_void_p), ("target_stride", ctypes.c_int64),
+        ("rows", ctypes.c_int64), ("columns", ctypes.c_int32), ("candidates", ctypes.c_int32),
+        ("first_share", ctypes.c_float), ("share_step", ctypes.c_float), ("multiplier", ctypes.c_float), ("target", ctypes.c_void_p), ("target_stride", ctypes.c_int64),
         ("feedback", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("codes_stride", ctypes.c_int64),
         ("scales", ctypes.c_void_p), ("scales_stride", ctypes.c_int64), ("values", ctypes.c_void_p),
         ("values_stride", ctypes.c_int64), ("errors", ctypes.c_void_p),
@@ -160,7 +165,7 @@ def _native_block(
         g, begin = at
         part = (g, slice(begin, begin + step))
         block = _CBlock(
-            len(target[part]), columns, LOWEST, CANDIDATES, float(multiplier[g]),
+            len(target[part]), columns, CANDIDATES, FIRST_SHARE, SHARE_STEP, float(multiplier[g]),
             target[part].data_ptr(), target.stride(1), upper[g].data_ptr(), codes[part].data_ptr(), columns,
             scales[part].data_ptr(), 1, values[part].data_ptr(), columns, errors[part].data_ptr(),
         )  # fmt: skip

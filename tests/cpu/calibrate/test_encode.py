@@ -108,10 +108,9 @@ def test_the_search_finds_the_best_path():
     multiplier = Trellis().multiplier(target)
     found = trellis._native_block(target, torch.eye(columns)[None], multiplier)
     paths = np.array([levels_of(c, columns) for c in itertools.product(range(4), repeat=columns)])
-    first = trellis.scale_bytes(target.square().mean(2).sqrt() / trellis.SPREAD, multiplier)
     for r in range(6):
-        tried = torch.arange(trellis.CANDIDATES)[None] + first[0, r] + trellis.LOWEST
-        scale = trellis.scale_values(tried.clamp(0, 255), multiplier)[0]
+        tried = trellis.scale_bytes((target[0, r].abs().max() * trellis.shares())[None], multiplier)
+        scale = trellis.scale_values(tried, multiplier)[0]
         errors = np.square(scale.double().numpy()[:, None, None] * paths - target[0, r].double().numpy()).sum(2)
         got = (found.values[0, r] - target[0, r]).double().square().sum().item()
         assert got == pytest.approx(errors.min(), rel=1e-5)
@@ -124,6 +123,16 @@ def test_a_whole_words_end_repeats_the_sign():
     for r in range(40):
         levels = [x for w in range(4) for x in levels_of(tuple(found.codes[0, r, 16 * w : 16 * w + 16].tolist()), 16)]
         assert torch.equal(found.values[0, r], torch.tensor(levels) * scale[0, r])
+
+
+def test_outliers_that_matter_are_reached():
+    """An input ten times the others', and a weight five deviations out on it: no candidate may clip it."""
+    weight, _, hessian = case(1, 64, 64, seed=4)
+    weight[:, :, 7] = 0.1
+    hessian[:, 7] *= 10
+    hessian[:, :, 7] *= 10
+    found = encode_matrix(Trellis(), weight, hessian).values[0, :, 7]
+    assert (found / 0.1 - 1).abs().mean() < 0.06
 
 
 def test_complements_negate():
