@@ -74,7 +74,8 @@ class TimedWork(LayerWork):
         self._native = stages.timed("natives", self._native)
         self._first_moments = stages.timed("statistics of gate and up", self._first_moments)
         self._second_moments = stages.timed("statistics of down", self._second_moments)
-        self._answer = stages.timed("answers", self._answer)
+        for name in ("_native_answers", "_hidden", "_answer"):
+            setattr(self, name, stages.timed("answers", getattr(self, name)))
 
 
 def states_before(decoder: Decoder, index: int, tokens: int, window: int) -> States:

@@ -82,11 +82,11 @@ class Memory:
 
 
 def layer_seconds(sizes: Sizes, speeds: Speeds, tokens: int = TOKENS) -> LayerSeconds:
-    """Stages run one after the other; a GPU and a disk that overlap are faster than this."""
+    """Stages run one after the other; a GPU and a disk that overlap are faster than this. Both networks are taken to route
+    alike; where they do not, native experts answer to more tokens."""
     h, f = sizes.hidden, sizes.inter
     weights = sizes.experts * sizes.expert
     pairs, shown = tokens * sizes.top_k, SHARED_TOKENS * sizes.experts
-    through = 2 * (pairs + shown) * sizes.expert  # one pass of every expert's matrices over its tokens
     moments = 2 * (pairs + tokens) * h * h + 2 * (pairs + shown) * (f * f + h * f)
     factors = sizes.experts * (4 / 3 * h**3 + 5 / 3 * f**3 + 2 * f * f * h)
     feedback = sizes.experts * (2 * f * h * h + h * f * f)
@@ -94,11 +94,12 @@ def layer_seconds(sizes: Sizes, speeds: Speeds, tokens: int = TOKENS) -> LayerSe
         read=weights * sizes.code_bytes / speeds.read,
         decode=weights / speeds.decode,
         other=2 * 2 * tokens * sizes.other / speeds.flops,  # two networks
-        statistics=(moments + 5 / 3 * through) / speeds.flops,  # gate and up at 2 bits, all three as they are
+        statistics=(moments + (4 * pairs + 10 * shown) * h * f)
+        / speeds.flops,  # gate and up at 2 bits; all three shown
         factors=factors / speeds.factor_flops,
         feedback=feedback / speeds.flops,
         search=weights / speeds.search,
-        answers=3 * 2 * pairs * sizes.expert / speeds.flops,  # at 2 bits; as they are, in either network
+        answers=(6 + 2) * pairs * h * f / speeds.flops,  # of native experts; of down at 2 bits
         rows=weights / speeds.rows,
     )
 

@@ -74,7 +74,9 @@ class LayerWork:
         counts = self.counts()
         return min(counts), int(statistics.median(counts)), sum(n < PRIOR_TOKENS for n in counts)
 
-    def run(self, encode: Encode, group: int, pool: ThreadPoolExecutor, encode_down: Encode | None = None) -> Iterator[Solved]:
+    def run(
+        self, encode: Encode, group: int, pool: ThreadPoolExecutor, encode_down: Encode | None = None
+    ) -> Iterator[Solved]:
         """Encodes all experts, `group` at a time, in order. When the iterator ends, both answers are complete.
         encode_down: for the second matrices, where they are not encoded as the first ones."""
         shared = self._moments()
@@ -83,20 +85,51 @@ class LayerWork:
             shared.add(self.quantized.inputs[part], weights=self._weighed(part))
         for experts in groups(self.layer.experts, group):
             native = self._native(experts, pool)
+            wanted = self._native_answers(experts, native)
             first = encode(native.first, self._first_moments(experts, shared))
             half = Values(first.values, native.second, native.bias, native.out_bias)
-            second = (encode_down or encode)(native.second, *self._second_moments(experts, native, half))
-            self._answer(experts, native, Values(first.values, second.values, native.bias, native.out_bias))
+            hidden = self._hidden(experts, half)
+            moments = self._second_moments(experts, native, half, wanted, hidden)
+            second = (encode_down or encode)(native.second, *moments)
+            quantized = Values(first.values, second.values, native.bias, native.out_bias)
+            self._answer(experts, wanted, hidden, quantized)
             yield Solved(experts, native, first, second)
 
     def replay(self, group: int, pool: ThreadPoolExecutor, stored: Callable[[range, Values], Values]) -> None:
         """`run` with 2-bit experts that an earlier run has written: stored(experts, native) -> their values."""
         for experts in groups(self.layer.experts, group):
             native = self._native(experts, pool)
-            self._answer(experts, native, stored(experts, native))
+            values = stored(experts, native)
+            self._answer(
+                experts, self._native_answers(experts, native), self._hidden(experts, values), values
+            )
 
     def _native(self, experts: range, pool: ThreadPoolExecutor) -> Values:
         return native_values(self.checkpoint, self.layer.index, experts, self.quantized.inputs.device, pool)
+
+    def _native_answers(self, experts: range, native: Values) -> list["Answers"]:
+        """By expert, of all tokens that either network sends it, in the full network."""
+        found = []
+        for g, e in enumerate(experts):
+            tokens = self.full.of_expert(e)
+            if self._paired:
+                tokens = torch.cat((tokens, self.quantized.of_expert(e))).unique()
+            parts = [
+                outer(native, g, inner(native, g, self.full.inputs[some], self.activation))
+                for some in tokens.split(STEP)
+            ]
+            found.append(Answers(tokens, torch.cat(parts)))
+        return found
+
+    def _hidden(self, experts: range, quantized: Values) -> list[list[torch.Tensor]]:
+        """By expert and piece of its tokens: what the quantized network's second matrix is given."""
+        return [
+            [
+                inner(quantized, g, self.quantized.inputs[tokens], self.activation)
+                for tokens, _ in self.quantized.pairs(e, STEP)
+            ]
+            for g, e in enumerate(experts)
+        ]
 
     def _moments(self) -> Moments:
         """Of the first matrix. Its own outputs are what is wanted: the second one, which sees what it really gives, is
@@ -114,7 +147,12 @@ class LayerWork:
         return torch.stack(found)
 
     def _second_moments(
-        self, experts: range, native: Values, half: Values
+        self,
+        experts: range,
+        native: Values,
+        half: Values,
+        answers: list["Answers"],
+        hidden: list[list[torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of the second matrix: its inputs come out of the 2-bit first one, and its answers are wanted as the native
         expert gives them in the full network, with the expert's share of what is missing there. And the ridge of the
@@ -126,14 +164,16 @@ class LayerWork:
             own, shared = (
                 Moments.zeros(columns, sample.device, self.quantized.inputs.shape[1]) for _ in range(2)
             )
-            for tokens, weights in self.quantized.pairs(e, STEP):
-                wanted = self._wanted(native, g, tokens)
+            for (tokens, weights), given in zip(self.quantized.pairs(e, STEP), hidden[g], strict=True):
+                wanted = answers[g].of(tokens)
+                if native.out_bias is not None:
+                    wanted = wanted - native.out_bias[g]
                 if self.missing is not None:
                     wanted = wanted + self.missing[tokens] / self._shares[tokens, None]
-                hidden = inner(half, g, self.quantized.inputs[tokens], self.activation)
-                own.add(hidden, wanted, self._weighed(tokens, weights))
-            hidden = inner(half, g, self.quantized.inputs[sample], self.activation)
-            shared.add(hidden, self._wanted(native, g, sample), self._weighed(sample))
+                own.add(given, wanted, self._weighed(tokens, weights))
+            given = inner(half, g, self.quantized.inputs[sample], self.activation)
+            wanted = inner(native, g, self.full.inputs[sample], self.activation) @ native.second[g].T
+            shared.add(given, wanted, self._weighed(sample))
             found.append(blended(own, shared))
             ridge.append(RIDGE + columns / (own.count + PRIOR_TOKENS))
         hessian, wanted = (torch.stack(x) for x in zip(*found, strict=True))
@@ -148,31 +188,39 @@ class LayerWork:
         found = self.importance[tokens]
         return found if weights is None else found * weights
 
-    def _wanted(self, native: Values, g: int, tokens: torch.Tensor) -> torch.Tensor:
-        """What the expert's second matrix gives in the full network, bias apart."""
-        return inner(native, g, self.full.inputs[tokens], self.activation) @ native.second[g].T
-
-    def _answer(self, experts: range, native: Values, quantized: Values) -> None:
+    def _answer(
+        self,
+        experts: range,
+        answers: list["Answers"],
+        hidden: list[list[torch.Tensor]],
+        quantized: Values,
+    ) -> None:
+        # An expert has a token once, so no element is written twice and the order of additions is fixed.
         for g, e in enumerate(experts):
             wrong = right = 0.0
-            for tokens, weights in self.quantized.pairs(e, STEP):
-                inputs, scale = self.quantized.inputs[tokens], weights[:, None]
-                got = scale * outer(quantized, g, inner(quantized, g, inputs, self.activation))
-                full = self.full.inputs[tokens]
-                want = scale * outer(native, g, inner(native, g, full, self.activation))
-                # An expert has a token once, so no element is written twice and the order of additions is fixed.
+            for (tokens, weights), given in zip(self.quantized.pairs(e, STEP), hidden[g], strict=True):
+                got = weights[:, None] * outer(quantized, g, given)
+                want = weights[:, None] * answers[g].of(tokens)
                 self.quantized_answer[tokens] += got
-                if not self._paired:
-                    self.full_answer[tokens] += want
                 if self.importance is not None:
                     got, want = (x * self.importance[tokens, None] for x in (got, want))
                 wrong += float((got - want).square().sum(dtype=torch.float64))
                 right += float(want.square().sum(dtype=torch.float64))
             self.output_errors.append((wrong / right) ** 0.5 if right else 0.0)
-            if self._paired:
-                for tokens, weights in self.full.pairs(e, STEP):
-                    answer = outer(native, g, inner(native, g, self.full.inputs[tokens], self.activation))
-                    self.full_answer[tokens] += weights[:, None] * answer
+            for tokens, weights in self.full.pairs(e, STEP):
+                self.full_answer[tokens] += weights[:, None] * answers[g].of(tokens)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one expert answers to some tokens, ascending: float32 [n, hidden], without the router's weights."""
+
+    tokens: torch.Tensor
+    values: torch.Tensor
+
+    def of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of tokens that are among them."""
+        return self.values[torch.searchsorted(self.tokens, tokens)]
 
 
 def groups(experts: int, size: int) -> Iterator[range]:
@@ -186,4 +234,3 @@ def group_size(hidden: int, inter: int, experts: int, budget: int) -> int:
     widest = max(hidden, inter)
     one = 4 * (3 * 3 * hidden * inter + 2 * 2 * hidden * inter + 6 * widest * widest)
     return max(1, min(experts, budget // one))
-

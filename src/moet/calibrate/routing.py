@@ -38,6 +38,10 @@ class Routing:
     def count(self, expert: int) -> int:
         return self.starts[expert + 1] - self.starts[expert]
 
+    def of_expert(self, expert: int) -> torch.Tensor:
+        """int64: the tokens of an expert, ascending."""
+        return self.tokens[self.starts[expert] : self.starts[expert + 1]]
+
     def weight_sums(self) -> torch.Tensor:
         """float32 [tokens]: of each token's router weights."""
         by_token = torch.argsort(self.tokens, stable=True)  # index_add_ adds in no fixed order on a GPU

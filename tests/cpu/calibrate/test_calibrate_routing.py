@@ -1,5 +1,6 @@
 """What is recorded at the experts, and what the layer makes of their answers, against the layer as it is."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -124,6 +125,23 @@ def test_pairs_are_in_order_of_expert_and_token():
     ]
     assert list(routing.pairs(3, 2)) == []
     assert torch.equal(routing.weight_sums(), weights.sum(1))
+
+
+def test_two_networks_that_route_differently(opened, pool):
+    """Each has the answers to its own tokens; errors are told against the full network's, on the quantized one's tokens."""
+    decoder, index, states = opened
+    other = dataclasses.replace(states, hidden=states.hidden + 0.2 * torch.randn(states.hidden.shape))
+    layer = decoder.checkpoint.spec.layer(index)
+    with decoder.layer(index, experts=False) as module:
+        full, second = (record(decoder, module, s, index, layer.experts)[0] for s in (states, other))
+    together = LayerWork(decoder.checkpoint, layer, decoder.checkpoint.spec.activation, full, second)
+    together.replay(3, pool, lambda experts, native: native)
+    for routing, answer in ((full, together.full_answer), (second, together.quantized_answer)):
+        alone = LayerWork(decoder.checkpoint, layer, decoder.checkpoint.spec.activation, routing, routing)
+        alone.replay(3, pool, lambda experts, native: native)
+        assert (alone.full_answer - answer).abs().max() < 1e-5 * answer.abs().max()
+    counts = [any(routing.count(e) for routing in (full, second)) for e in range(layer.experts)]
+    assert any(error > 0.01 for error in together.output_errors) and sum(counts)
 
 
 @pytest.mark.parametrize(
