@@ -68,14 +68,13 @@ def sync(device: torch.device) -> None:
 def quantize(
     decoder: Decoder, scheme: Scheme, ids: torch.Tensor, device: Device, layers: set[int] | None = None
 ) -> Quantized:
-    """ids: int64 [windows, length] to calibrate on. layers: those that are quantized; None: all. MTP layers are rounded."""
+    """ids: int64 [windows, length] to calibrate on. layers: those that are quantized; None: all."""
     checkpoint, out = decoder.checkpoint, Quantized()
     begin = time.perf_counter()
     encode = timed(scheme.encode, out, device.torch)
     down = timed(scheme.down or scheme.encode, out, device.torch)
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     moe = {layer.index: layer for layer in checkpoint.spec.layers}
-    inner = [index for index, layer in moe.items() if not layer.mtp]
     streams = None
     if scheme.calibrated:
         states = decoder.embed(ids).to(device.torch)
@@ -83,10 +82,13 @@ def quantize(
     for index in range(max(moe) + 1):
         layer = moe.get(index)
         wanted = layer is not None and (layers is None or index in layers)
-        if streams and index < decoder.layers and index <= max(inner):
-            if not wanted:
-                streams = plain_step(decoder, streams, index)
-                continue
+        if streams and wanted and index == decoder.mtp:
+            full = decoder.mtp_input(streams.full)
+            streams = Streams(index, full, full if streams.same else decoder.mtp_input(streams.quantized))
+        elif streams and not wanted and index < decoder.layers:
+            streams = plain_step(decoder, streams, index)
+            continue
+        if streams and index == streams.next:
             work, finish = open_layer(decoder, layer, streams)
             parts = []
             for solved in work.run(encode, device.group(checkpoint, layer), pool, down):
@@ -94,7 +96,8 @@ def quantize(
                 out.count(solved.native.second, solved.second.values)
                 parts.append((solved.first.values, solved.second.values))
             out.outputs[index] = sum(work.output_errors) / len(work.output_errors)
-            streams = finish()
+            if not layer.mtp:  # nothing comes after it
+                streams = finish()
         elif wanted:
             parts = []
             for experts in groups(layer.experts, device.group(checkpoint, layer)):

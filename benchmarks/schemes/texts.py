@@ -30,10 +30,19 @@ def programs() -> list[Document]:
     return [Document((folder / name).read_text("utf-8")) for name in PROGRAMS]
 
 
-def calibration(checkpoint: Path, name: str, tokens: int) -> torch.Tensor:
-    """default: what `moet pack` takes. documentation: three quarters of the topics."""
+def held_out(demo: Path, part: slice) -> dict[str, list[Document]]:
+    """The demo's held-out texts and conversations."""
+    texts = [json.loads(line)["text"] for line in (demo / "heldout" / "text.jsonl").read_text("utf-8").splitlines()]
+    return {"text": [Document(t) for t in texts][part], "chat": read_file(demo / "heldout" / "chat.jsonl")[part]}
+
+
+def calibration(checkpoint: Path, model: str, name: str, tokens: int) -> torch.Tensor:
+    """default: what `moet pack` takes. own: the kind of text that is scored, other documents of it: three quarters of the
+    topics for SmolLM2, every other document for the demo."""
     if name == "default":
         return windows(checkpoint, default_texts(), tokens, 1024).ids
+    if model == "demo":
+        return windows(checkpoint, held_out(checkpoint.parent, slice(0, None, 2)), tokens, 1024).ids
     found = documentation()
     return windows(checkpoint, {name: found[: len(found) * 3 // 4]}, tokens, POSITIONS).ids
 
@@ -43,9 +52,7 @@ def scored(checkpoint: Path, model: str, tokens: int) -> dict[str, Text]:
     from transformers import AutoTokenizer
 
     if model == "demo":
-        rows = (ROOT / "demo" / "heldout" / "text.jsonl").read_text("utf-8").splitlines()
-        talks = ROOT / "demo" / "heldout" / "chat.jsonl"
-        kinds = {"text": [Document(json.loads(r)["text"]) for r in rows], "chat": read_file(talks)}
+        kinds = held_out(checkpoint.parent, slice(1, None, 2))
     else:
         found = documentation()
         kinds = {"documentation": found[len(found) * 3 // 4 :], "programs": programs()}

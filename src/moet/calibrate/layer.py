@@ -40,7 +40,6 @@ class LayerWork:
     full, quantized  what the layer's experts are given in either; the same object as long as the networks are the same
     missing          float32 [tokens, hidden]: what the layer's other parts answer in the full network, less what they answer
                      in the quantized one. The quantized experts are asked to make up for it. None: nothing
-    importance       float32 [tokens]: how much a token's error counts, squared in all sums; None: all the same
     full_answer, quantized_answer   float32 [tokens, hidden], filled by `run`
     output_errors    by expert: |2-bit answer in the quantized network - native answer in the full one| / |the latter|, on
                      the quantized network's tokens, each answer times its router weight; 0 for an expert without tokens
@@ -52,7 +51,6 @@ class LayerWork:
     full: Routing
     quantized: Routing
     missing: torch.Tensor | None = None
-    importance: torch.Tensor | None = None
     full_answer: torch.Tensor = field(init=False)
     quantized_answer: torch.Tensor = field(init=False)
     output_errors: list[float] = field(default_factory=list)
@@ -81,8 +79,7 @@ class LayerWork:
         encode_down: for the second matrices, where they are not encoded as the first ones."""
         shared = self._moments()
         for begin in range(0, len(self.quantized.inputs), STEP):
-            part = slice(begin, begin + STEP)
-            shared.add(self.quantized.inputs[part], weights=self._weighed(part))
+            shared.add(self.quantized.inputs[begin : begin + STEP])
         for experts in groups(self.layer.experts, group):
             native = self._native(experts, pool)
             wanted = self._native_answers(experts, native)
@@ -142,7 +139,7 @@ class LayerWork:
         for e in experts:
             own = self._moments()
             for tokens, weights in self.quantized.pairs(e, STEP):
-                own.add(self.quantized.inputs[tokens], weights=self._weighed(tokens, weights))
+                own.add(self.quantized.inputs[tokens], weights=weights)
             found.append(blended(own, shared)[0])
         return torch.stack(found)
 
@@ -170,23 +167,14 @@ class LayerWork:
                     wanted = wanted - native.out_bias[g]
                 if self.missing is not None:
                     wanted = wanted + self.missing[tokens] / self._shares[tokens, None]
-                own.add(given, wanted, self._weighed(tokens, weights))
+                own.add(given, wanted, weights)
             given = inner(half, g, self.quantized.inputs[sample], self.activation)
             wanted = inner(native, g, self.full.inputs[sample], self.activation) @ native.second[g].T
-            shared.add(given, wanted, self._weighed(sample))
+            shared.add(given, wanted)
             found.append(blended(own, shared))
             ridge.append(RIDGE + columns / (own.count + PRIOR_TOKENS))
         hessian, wanted = (torch.stack(x) for x in zip(*found, strict=True))
         return hessian, wanted, torch.tensor(ridge, device=hessian.device)
-
-    def _weighed(
-        self, tokens: torch.Tensor | slice, weights: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """The router's weights, if any, times the tokens' importance, if any."""
-        if self.importance is None:
-            return weights
-        found = self.importance[tokens]
-        return found if weights is None else found * weights
 
     def _answer(
         self,
@@ -202,8 +190,6 @@ class LayerWork:
                 got = weights[:, None] * outer(quantized, g, given)
                 want = weights[:, None] * answers[g].of(tokens)
                 self.quantized_answer[tokens] += got
-                if self.importance is not None:
-                    got, want = (x * self.importance[tokens, None] for x in (got, want))
                 wrong += float((got - want).square().sum(dtype=torch.float64))
                 right += float(want.square().sum(dtype=torch.float64))
             self.output_errors.append((wrong / right) ** 0.5 if right else 0.0)

@@ -28,10 +28,8 @@ def open_layer(decoder: Decoder, layer: MoeLayer, streams: Streams) -> tuple[Lay
     if adding and not streams.same:
         difference = rest.hidden.float() - quantized_rest.hidden.float()
         missing = difference.flatten(0, 1).to(full.inputs.device)
-    weights = importance(rest)
-    weights = None if weights is None else weights.to(full.inputs.device)
     checkpoint = decoder.checkpoint
-    work = LayerWork(checkpoint, layer, checkpoint.spec.activation, full, quantized, missing, weights)
+    work = LayerWork(checkpoint, layer, checkpoint.spec.activation, full, quantized, missing)
 
     def finish() -> Streams:
         answers = (work.full_answer, work.quantized_answer)
@@ -43,15 +41,6 @@ def open_layer(decoder: Decoder, layer: MoeLayer, streams: Streams) -> tuple[Lay
             return Streams(index + 1, *after)
 
     return work, finish
-
-
-def importance(rest: States) -> torch.Tensor | None:
-    """One over the root mean square of each token's residual stream, float32 [tokens], by which the norms that read it
-    divide. So a token whose stream is a thousand times the others' (attention sinks are) does not count a million
-    times as much. None where there are several streams."""
-    if rest.hidden.dim() != 3:
-        return None
-    return rest.hidden.float().square().mean(2).clamp(min=1e-20).rsqrt().flatten()
 
 
 def _plus(rest: States, answer: torch.Tensor) -> States:
