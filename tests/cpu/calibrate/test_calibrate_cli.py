@@ -1,5 +1,6 @@
 """`moet pack` with options about calibration."""
 
+import builtins
 import json
 import subprocess
 import sys
@@ -13,8 +14,8 @@ pytest.importorskip("transformers")
 from calibrate_cases import SOURCES
 
 from moet.calibrate.open import open_encoder
-from moet.cli.pack import encoder_of, scheme_of
-from moet.errors import CheckpointError, ConfigError
+from moet.cli.pack import encoder_of, pack, scheme_of
+from moet.errors import CheckpointError, ConfigError, PackError
 from moet.quantize.schemes import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES
 
 
@@ -24,7 +25,7 @@ def moet(*arguments) -> subprocess.CompletedProcess:
     )
 
 
-def test_pack_on_a_file(tmp_path):
+def test_pack_on_a_file(tmp_path, capsys):
     SOURCES["mixtral"](tmp_path / "src")
     (tmp_path / "mine.txt").write_text("All work and no play makes Jack a dull boy. " * 1000)
     options = ("--calibration", tmp_path / "mine.txt", "--calibration-tokens", 2048, "--device", "cpu")
@@ -32,13 +33,18 @@ def test_pack_on_a_file(tmp_path):
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert report["scheme"] == DEFAULT_SCHEME and report["calibration"]["tokens"] == 2048
-    again = moet("pack", tmp_path / "src", tmp_path / "dst", *options)
-    assert again.returncode == 0 and "was finished already" in again.stdout
-    assert f"{DEFAULT_SCHEME}, calibrated on 2048 tokens: output error" in again.stdout
-    other = moet("pack", tmp_path / "src", tmp_path / "dst", "--no-calibrate")
-    assert (
-        other.returncode == 1 and f"scheme {DEFAULT_SCHEME}, but this run has {PLAIN_SCHEME}" in other.stderr
+    pack(
+        str(tmp_path / "src"),
+        tmp_path / "dst",
+        calibration=[tmp_path / "mine.txt"],
+        calibration_tokens=2048,
+        device="cpu",
     )
+    printed = capsys.readouterr().out
+    assert "was finished already" in printed
+    assert f"{DEFAULT_SCHEME}, calibrated on 2048 tokens: output error" in printed
+    with pytest.raises(PackError, match=f"scheme {DEFAULT_SCHEME}, but this run has {PLAIN_SCHEME}"):
+        pack(str(tmp_path / "src"), tmp_path / "dst", calibrate=False)
 
 
 def test_what_the_options_say_together(tmp_path):
@@ -61,9 +67,14 @@ def test_one_line_error(tmp_path):
 
 
 def test_without_transformers(monkeypatch, tmp_path):
-    for name in [n for n in sys.modules if n.startswith(("moet.calibrate", "moet.forward"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "transformers", None)
+    real = builtins.__import__
+
+    def without(name, *arguments):
+        if name == "moet.calibrate.open":
+            raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match="found no transformers. `--no-calibrate` needs neither"):
         encoder_of(DEFAULT_SCHEME, tmp_path, [], 1024, "cpu")
 
