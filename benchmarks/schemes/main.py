@@ -21,8 +21,8 @@ import codebooks
 import record
 import texts
 import torch
-from drafts import Drafts
 from apply import quantize
+from drafts import Drafts
 from score import last_states, score
 
 from moet.calibrate.device import Device
