@@ -25,6 +25,7 @@ from moet.errors import PackError
 from moet.layout import check_row, dequantize_row
 from moet.pack import Pack, durable, space
 from moet.pack.packer import pack
+from moet.pack.progress import Progress
 from moet.pack.repair import repair
 from moet.pack.verify import verify
 from tests.cpu.pack_cases import contents, copy
@@ -267,6 +268,25 @@ def test_consume_keeps_what_is_still_needed(made, tmp_path):
     pack(Consumed(src), tmp_path / "dst", encoder=encoder(), consume=True)
     assert contents(tmp_path / "dst") == contents(made / "dst")
     assert not list(src.glob("*.safetensors"))
+
+
+def test_shards_are_asked_for_when_their_layer_comes(made, tmp_path):
+    """So a download may still be running: names alone are read before."""
+    asked = []
+
+    class Watched(LocalSource):
+        def fetch(self, shard):
+            asked.append((shard, len(list((tmp_path / "dst").glob("experts/base-*")))))
+            return super().fetch(shard)
+
+    using, source = encoder(), Watched(made / "src")
+    using.begin(Checkpoint.open(source), tmp_path / "nowhere", {}, Progress())
+    assert not asked
+    source.ready = lambda shard: False  # as a source does that is still downloading
+    pack(source, tmp_path / "dst", encoder=using)
+    assert contents(tmp_path / "dst") == contents(made / "dst")
+    first = {shard: next(done for name, done in asked if name == shard) for shard, _ in asked}
+    assert len(first) == 2 and 0 in first.values() and max(first.values()) > 0
 
 
 def test_another_group_size_is_the_same_pack(made, tmp_path, monkeypatch):
