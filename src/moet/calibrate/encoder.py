@@ -54,7 +54,10 @@ class CalibratedEncoder:
         self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress
     ) -> None:
         self.checkpoint, self.root, self.done, self.progress = checkpoint, root, dict(done), progress
-        self._decoder = Decoder.open(checkpoint, device=self.device.name)
+        try:
+            self._decoder = Decoder.open(checkpoint, device=self.device.name)
+        except CheckpointError as e:
+            raise CheckpointError(f"{e}. `--no-calibrate` needs no model to run") from None
         self._streams: Streams | None = None
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
         self._inner = {layer.index: layer for layer in checkpoint.spec.layers if not layer.mtp}

@@ -21,7 +21,7 @@ from moet.calibrate import stored
 from moet.calibrate.encoder import CalibratedEncoder
 from moet.calibrate.open import open_encoder
 from moet.checkpoint import Checkpoint, LocalSource
-from moet.errors import PackError
+from moet.errors import CheckpointError, PackError
 from moet.layout import check_row, dequantize_row
 from moet.pack import Pack, durable, space
 from moet.pack.packer import pack
@@ -287,6 +287,12 @@ def test_shards_are_asked_for_when_their_layer_comes(made, tmp_path):
     assert contents(tmp_path / "dst") == contents(made / "dst")
     first = {shard: next(done for name, done in asked if name == shard) for shard, _ in asked}
     assert len(first) == 2 and 0 in first.values() and max(first.values()) > 0
+
+
+def test_a_model_that_transformers_lacks(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("moet.forward.decoder.transformers", SimpleNamespace(__version__="4.0"))
+    with pytest.raises(CheckpointError, match="found MixtralForCausalLM. `--no-calibrate` needs no model"):
+        pack_calibrated(made / "src", tmp_path / "dst")
 
 
 def test_another_group_size_is_the_same_pack(made, tmp_path, monkeypatch):
