@@ -17,8 +17,8 @@ from moet.quantize import schemes
 def open_encoder(
     root: Path, name: str, files: Sequence[Path] = (), tokens: int = TOKENS, device: str = "auto"
 ) -> CalibratedEncoder | RoundingEncoder:
-    """name: of the scheme. root: the checkpoint's folder, of which config.json and the tokenizer are read. files: texts instead of those that
-    come with moet, each a kind of its own.
+    """name: of the scheme. root: the checkpoint's folder, of which config.json and the tokenizer are read. files:
+    texts instead of those that come with moet, each a kind of its own.
 
     Raises CheckpointError (no tokenizer, unknown architecture), ConfigError (scheme, files, device).
     """
