@@ -74,9 +74,13 @@ class Bench:
             "relative_rms": round(q.relative_rms, 5), "mean_absolute_bias": round(q.mean_absolute_bias, 6),
             "mean_bias": round(sum(q.bias) / len(q.bias), 6), "output_errors": {str(k): round(v, 4) for k, v in q.outputs.items()},
             "mtp_acceptance": round(self.drafts.acceptance(q), 4) if self.drafts else None, "native_mtp_acceptance": self.native_acceptance,
-            "weights": q.weights, "encode_gb_per_s": round(2e-9 * q.weights / q.encode_seconds, 4),
+            "device": named(self.device), "weights": q.weights, "encode_gb_per_s": round(2e-9 * q.weights / q.encode_seconds, 4),
             "quantize_seconds": round(q.seconds, 2), "seconds": round(time.perf_counter() - begin, 2), "texts": scores,
         }  # fmt: skip
+
+
+def named(device: Device) -> str:
+    return torch.cuda.get_device_name() if device.torch.type == "cuda" else "CPU"
 
 
 def said(row: dict[str, Any]) -> str:
@@ -136,7 +140,6 @@ def main() -> None:
     device = Device.chosen(options.device)
     table = json.loads(options.out.read_text())["samples"]["table"] if options.out.exists() else []
     done = {(r["model"], r["scheme"], r["calibration"], r["layers"]) for r in table}
-    where = torch.cuda.get_device_name() if device.torch.type == "cuda" else "cpu"
     for model in options.models:
         path = ROOT / "demo" / "model" if model == "demo" else options.smollm2
         if not path.exists():
@@ -148,7 +151,7 @@ def main() -> None:
             bench = bench or Bench(model, path, options, device)
             table.append(bench.row(scheme, calibration, part))
             print(said(table[-1]), flush=True)
-            record.write(options.out, claims(table), {"table": table}, mode="expert weights at 2 bits, float32 arithmetic", device=where)
+            record.write(options.out, claims(table), {"table": table}, mode="expert weights at 2 bits, float32 arithmetic")
 
 
 if __name__ == "__main__":

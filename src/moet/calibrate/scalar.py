@@ -35,13 +35,15 @@ class Scalar:
         columns, device = target.shape[2], target.device
         levels = torch.tensor(self.levels, device=device)
         middles = (levels[1:] + levels[:-1]) / 2
+        tiny = torch.tensor(2.0**-100, device=device)
         tried, scale = self._tried(target.abs().amax(2), multiplier)
         left = target[:, :, None].expand(*scale.shape, columns).clone()
         codes = torch.empty(left.shape, dtype=torch.uint8, device=device)
         values, errors = torch.empty_like(left), torch.empty_like(left)
         for k in range(columns):
             now = left[..., k]
-            index = torch.bucketize(now / scale, middles)
+            signed = torch.where(now == 0, tiny.copysign(now), now)  # a zero takes its stored sign
+            index = torch.bucketize(signed / scale, middles)
             codes[..., k] = index.to(torch.uint8)
             values[..., k] = levels[index] * scale
             errors[..., k] = (now - values[..., k]) / feedback[:, k, k][:, None, None]

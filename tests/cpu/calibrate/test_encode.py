@@ -135,6 +135,15 @@ def test_outliers_that_matter_are_reached():
     assert (found / 0.1 - 1).abs().mean() < 0.06
 
 
+def test_zeros_take_their_sign():
+    """Else a checkpoint with many of them, as E2M1 ones are, gets a sign bias."""
+    weight = torch.randn(1, 64, 64, generator=torch.Generator().manual_seed(2)).mul(3).round()
+    weight = torch.where(weight == 0, torch.zeros(()).copysign(torch.randn(weight.shape)), weight)
+    values = encode_matrix(Scalar(), weight).values
+    zero = weight == 0
+    assert zero.sum() > 100 and torch.equal(torch.signbit(values[zero]), torch.signbit(weight[zero]))
+
+
 def test_complements_negate():
     assert all(LEVELS[15 - i] == -LEVELS[i] for i in range(16))
     weight, _, hessian = case(1, 16, 64)
