@@ -42,7 +42,7 @@ class Scalar:
         values, errors = torch.empty_like(left), torch.empty_like(left)
         for k in range(columns):
             now = left[..., k]
-            signed = torch.where(now == 0, tiny.copysign(now), now)  # a zero takes its stored sign
+            signed = torch.where(now == 0, tiny.copysign(target[:, :, k, None]), now)  # a zero takes its stored sign
             index = torch.bucketize(signed / scale, middles)
             codes[..., k] = index.to(torch.uint8)
             values[..., k] = levels[index] * scale
