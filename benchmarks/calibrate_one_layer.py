@@ -24,7 +24,7 @@ from synthetic_layer import MODELS, SyntheticCheckpoint
 
 from moet import native
 from moet.calibrate import encode as solver
-from moet.calibrate import estimate
+from moet.calibrate import TOKENS, estimate
 from moet.calibrate.codebooks import codebook_of
 from moet.calibrate.device import Device
 from moet.calibrate.layer import LayerWork
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="glm-5.2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--scheme", default=DEFAULT_SCHEME)
-    parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--experts", type=int, default=0, help="how many are encoded; 0: all")
     parser.add_argument("--scale", type=int, default=1, help="divides the dimensions")

@@ -61,7 +61,7 @@ def test_direct_serves_the_checkpoint(checkpoint):
 
 
 def test_a_pack_is_served_as_it_is(checkpoint, tmp_path):
-    subprocess.run([sys.executable, "-m", "moet", "pack", str(checkpoint), str(tmp_path / "p")], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "moet", "pack", str(checkpoint), str(tmp_path / "p"), "--no-calibrate"], check=True, capture_output=True)
     assert serve(tmp_path / "p", "--print")["model"] == str(tmp_path / "p")
     assert "leave --direct out" in serve(tmp_path / "p", "--print", "--direct", status=2)
 

@@ -14,7 +14,7 @@ import pytest
 from moet.pack.verify import verify
 from tests.generators import write_deepseek_v4
 
-PACK = [sys.executable, "-m", "moet", "pack", "--workers", "2"]
+PACK = [sys.executable, "-m", "moet", "pack", "--workers", "2", "--no-calibrate"]
 
 
 def contents(root: Path) -> dict[str, bytes]:

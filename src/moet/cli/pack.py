@@ -10,14 +10,12 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from moet.calibrate import TOKENS
 from moet.checkpoint import ShardSource
 from moet.errors import CheckpointError, ConfigError
 from moet.pack.progress import Progress
 from moet.quantize.schemes import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES
 from moet.quantize.schemes import scheme as scheme_named
-
-DEFAULT = PLAIN_SCHEME
-"""What is used if no option says whether to calibrate."""
 
 
 class BarProgress(Progress):
@@ -99,7 +97,7 @@ def pack(
         list[Path] | None,
         typer.Option(help="text to calibrate on, .txt or .jsonl, instead of moet's own; repeatable"),
     ] = None,
-    calibration_tokens: Annotated[int, typer.Option(help="tokens to calibrate on", min=1)] = 32768,
+    calibration_tokens: Annotated[int, typer.Option(help="tokens to calibrate on", min=1)] = TOKENS,
     device: Annotated[str, typer.Option(help="where calibration computes: cpu, cuda, or auto")] = "auto",
     native: Annotated[
         bool, typer.Option(help="also keep the checkpoint's own experts, bit for bit, as rows")
@@ -166,7 +164,7 @@ def scheme_of(scheme: str | None, calibrate: bool | None, calibration: list[Path
     each other."""
     wanted = calibrate if calibrate is not None or not calibration else True
     if scheme is None:
-        return DEFAULT if wanted is None else DEFAULT_SCHEME if wanted else PLAIN_SCHEME
+        return PLAIN_SCHEME if wanted is False else DEFAULT_SCHEME
     if scheme_named(scheme).calibrated != wanted and wanted is not None:
         raise ConfigError(
             f"scheme: expected one that {'is' if wanted else 'is not'} calibrated, as the options say, found {scheme}"

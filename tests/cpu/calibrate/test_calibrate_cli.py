@@ -51,7 +51,7 @@ def test_what_the_options_say_together(tmp_path):
     file = [tmp_path]
     assert scheme_of(None, True, None) == scheme_of(None, None, file) == DEFAULT_SCHEME
     assert scheme_of(None, False, None) == PLAIN_SCHEME
-    assert scheme_of(None, None, None) in (DEFAULT_SCHEME, PLAIN_SCHEME)
+    assert scheme_of(None, None, None) == DEFAULT_SCHEME
     for name, scheme in SCHEMES.items():
         assert scheme_of(name, None, None) == scheme_of(name, scheme.calibrated, None) == name
         with pytest.raises(ConfigError, match="calibrated, as the options say, found"):
