@@ -6,7 +6,7 @@ bash scripts/setup.sh .venv --tests
 export OMP_NUM_THREADS=1 TRITON_INTERPRET=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 python=.venv/bin/python
 steps=("$@")
-[ $# -gt 0 ] || steps=(tests encode pack read cpu_moe crash identity fidelity chat architectures render)
+[ $# -gt 0 ] || steps=(tests encode pack read cpu_moe crash identity fidelity chat quality architectures render)
 for step in "${steps[@]}"; do
   echo "acceptance: $step" >&2
   case "$step" in
@@ -15,7 +15,8 @@ for step in "${steps[@]}"; do
     pack) mkdir -p build && $python benchmarks/pack.py --folder build/pack-source --target /dev/shm/moet-pack ;;
     read) mkdir -p build && $python benchmarks/read_rows.py build/read-rows --json docs/results/read_rows.json ;;
     cpu_moe) $python benchmarks/cpu_moe.py ${GGML:+--ggml "$GGML"} ;;  # GGML: folder with llama.cpp's libggml-*.so (docs/kernels-cpu.md)
-    crash | identity | fidelity | chat) $python "benchmarks/acceptance/$step.py" ;;
+    crash | identity | fidelity | chat | quality) $python "benchmarks/acceptance/$step.py" ;;
+    schemes) $python benchmarks/schemes/main.py ;;  # minutes on a GPU, hours on two cores: not part of the whole
     architectures) $python scripts/architectures.py ;;
     render) $python scripts/render_results.py ;;
     *) echo "acceptance: unknown step '$step'" >&2; exit 2 ;;

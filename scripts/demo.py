@@ -1,10 +1,11 @@
-"""Serves demo/model from a quarter of its experts, in `base` and in `native`, asks both the same questions, and shows what was read from disk.
+"""Packs demo/model, calibrated, serves it from a quarter of its experts, in `base` and in `native`, asks both the same questions, and shows what was read from disk.
 
 usage: python scripts/demo.py [--ram 25%] [QUESTION ...]
 """
 
 import argparse
 import contextlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import serving
 
+PACK = ROOT / "build" / "demo-pack"
+CALIBRATION_TOKENS = "16384"  # a quarter of the default: half a minute on two cores
 QUESTIONS = ["What is the meaning of insomniac?", "Say something about education."]  # held out: not in the training text
 MIB = 1 << 20
 
@@ -26,7 +29,7 @@ def ask(precision: str, ram: str, questions: list[str], logs: Path, console: Con
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         with console.status(f"{precision}: starting vLLM with {ram} of the experts in RAM ..."):
-            running = serving.moet(ROOT / "demo" / "model", "--precision", precision, "--ram", ram, log=logs / f"{precision}.log")
+            running = serving.moet(PACK, "--precision", precision, "--ram", ram, log=logs / f"{precision}.log")
             server = stack.enter_context(running)
         console.print(f"{precision}: ready after {time.monotonic() - began:.0f} s at {server.url} (model {server.model})")
         answers, tokens, began = [], 0, time.monotonic()
@@ -45,6 +48,9 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=max(100, Console().width))
     logs = Path(tempfile.mkdtemp(prefix="moet-demo-"))
+    PACK.parent.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "moet", "pack", ROOT / "demo" / "model", PACK, "--calibration-tokens", CALIBRATION_TOKENS]
+    subprocess.run(command, check=True)  # at once if an earlier run has done it
     results = {p: ask(p, options.ram, options.questions, logs, console) for p in ("base", "native")}
 
     table = Table("question", "base (2-bit experts)", "native (the checkpoint's own)", show_lines=True)
