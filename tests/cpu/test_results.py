@@ -27,7 +27,14 @@ def test_held_follows_from_value_and_target(path):
         assert c["held"] == claim.held, f"{path.name}: {c['id']}"
 
 
-def test_readme_shows_the_committed_results():
-    render = load(ROOT / "scripts" / "render_results.py")
-    text = (ROOT / "README.md").read_text()
-    assert render.render(text) == text, "run python scripts/render_results.py"
+RENDER = load(ROOT / "scripts" / "render_results.py")
+
+
+@pytest.mark.parametrize("page", RENDER.TABLES)
+def test_pages_show_the_committed_results(page):
+    text = (ROOT / page).read_text()
+    assert RENDER.render(page, text) == text, "run python scripts/render_results.py"
+
+
+def test_headlines_exist():
+    assert set(RENDER.HEADLINES) <= {c["id"] for c in RENDER.claims()}
