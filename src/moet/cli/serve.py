@@ -128,3 +128,6 @@ def make(wanted: Wanted, precision: str, cache: PackCache, cache_gib: float, con
             source = open_source(wanted.source, wanted.folder, consume=False, wait=120.0, revision=None, progress=progress)
             outcome = pack(source, wanted.folder, native=precision == "native", progress=progress)
         console.print(f"moet: packed in {outcome.seconds:.1f} s", markup=False)
+        if precision == "base":
+            scheme = outcome.manifest.scheme
+            console.print(f"moet: its 2-bit rows are only rounded ({scheme}); those of `moet pack {wanted.source} PACK` are calibrated and answer better", markup=False)
