@@ -12,6 +12,7 @@ from moet.calibrate.routing import Routing
 from moet.calibrate.statistics import PRIOR_TOKENS, Moments, blended
 from moet.calibrate.values import Values, inner, native_values, outer
 from moet.checkpoint import Checkpoint
+from moet.errors import QuantizeError
 from moet.models import Activation, MoeLayer
 
 STEP = 4096
@@ -76,21 +77,43 @@ class LayerWork:
         self, encode: Encode, group: int, pool: ThreadPoolExecutor, encode_down: Encode | None = None
     ) -> Iterator[Solved]:
         """Encodes all experts, `group` at a time, in order. When the iterator ends, both answers are complete.
-        encode_down: for the second matrices, where they are not encoded as the first ones."""
+        encode_down: for the second matrices, where they are not encoded as the first ones. Raises QuantizeError if the
+        experts are given what is not finite, or statistics overflow."""
+        self._refuse_infinite()
         shared = self._moments()
         for begin in range(0, len(self.quantized.inputs), STEP):
             shared.add(self.quantized.inputs[begin : begin + STEP])
         for experts in groups(self.layer.experts, group):
             native = self._native(experts, pool)
             wanted = self._native_answers(experts, native)
-            first = encode(native.first, self._first_moments(experts, shared))
+            first = self._solved(encode, experts, "gate and up", native.first, self._first_moments(experts, shared))
             half = Values(first.values, native.second, native.bias, native.out_bias)
             hidden = self._hidden(experts, half)
             moments = self._second_moments(experts, native, half, wanted, hidden)
-            second = (encode_down or encode)(native.second, *moments)
+            second = self._solved(encode_down or encode, experts, "down", native.second, *moments)
             quantized = Values(first.values, second.values, native.bias, native.out_bias)
             self._answer(experts, wanted, hidden, quantized)
             yield Solved(experts, native, first, second)
+
+    def _refuse_infinite(self) -> None:
+        for network, routing in (("full", self.full), ("quantized", self.quantized)):
+            for what, values in (("inputs", routing.inputs), ("router weights", routing.weights)):
+                if not torch.isfinite(values).all():
+                    raise QuantizeError(
+                        f"layer {self.layer.index}, {what} of its experts in the {network} network: expected finite numbers, "
+                        "found others. A dense tensor of this layer or of one before is damaged: compare the checkpoint "
+                        "with its source. `--no-calibrate` looks at the experts' weights alone"
+                    )
+
+    def _solved(self, encode: Encode, experts: range, what: str, *arguments: torch.Tensor) -> Codes:
+        try:
+            return encode(*arguments)
+        except torch.linalg.LinAlgError:
+            raise QuantizeError(
+                f"layer {self.layer.index}, experts {experts.start} to {experts.stop - 1}, {what}: expected statistics that "
+                "float32 can hold and invert, found others. Weights or inputs there are far too large: compare the "
+                "checkpoint with its source. `--no-calibrate` looks at the weights alone"
+            ) from None
 
     def replay(self, group: int, pool: ThreadPoolExecutor, stored: Callable[[range, Values], Values]) -> None:
         """`run` with 2-bit experts that an earlier run has written: stored(experts, native) -> their values."""

@@ -1,5 +1,6 @@
 """From text to the token windows that calibration runs on."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from typing import Any
 
 import torch
 from blake3 import blake3
-from jinja2.exceptions import TemplateError
 
 from moet.errors import CheckpointError, ConfigError
 
@@ -53,46 +53,60 @@ def read_file(path: Path) -> list[Document]:
     """A .jsonl file: each line an object with "text", or with "messages" and perhaps "tools". Any other file: one text.
     Raises ConfigError: not readable, not UTF-8, or a line that is neither."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: expected a readable text file in UTF-8, found: {e}") from None
     if path.suffix != ".jsonl":
         return [Document(text)]
-    return [_line(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # Not splitlines: JSON may hold U+2028 and the like as they are.
+    return [_line(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _line(path: Path, number: int, line: str) -> Document:
     try:
         found = json.loads(line)
-        if isinstance(found.get("text"), str):
-            return Document(found["text"])
-        messages = found["messages"]
-        if not messages or not all(isinstance(m["role"], str) for m in messages):
-            raise KeyError("messages")
-        return Document(messages=tuple(messages), tools=tuple(found.get("tools") or ()))
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ConfigError(
-            f'{path}, line {number}: expected an object with "text", or with "messages" that have a "role", found {e}'
-        ) from None
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is JSON, and no tokenizer takes it
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}, line {number}: expected a JSON object, found: {e}") from None
+    if isinstance(found, dict):
+        text, messages, tools = found.get("text"), found.get("messages"), found.get("tools") or []
+        if isinstance(text, str):
+            return Document(text)
+        if messages and _objects(messages) and all(map(_is_message, messages)) and _objects(tools):
+            return Document(messages=tuple(messages), tools=tuple(tools))
+    raise ConfigError(
+        f'{path}, line {number}: expected an object with "text", or with "messages" (objects with a "role" and "content") '
+        f'and perhaps "tools" (objects), found {line[:80]!r}'
+    )
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, dict) for x in value)
+
+
+def _is_message(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(message.get("role"), str) and (content is None or isinstance(content, str) or _objects(content))
 
 
 def windows(root: Path, texts: dict[str, list[Document]], tokens: int, positions: int) -> Windows:
     """About `tokens` tokens, in equal parts from every kind that has enough, spread evenly over its documents.
 
     root: the checkpoint, for its tokenizer and chat template. positions: the most that the model can count.
-    Raises CheckpointError if the tokenizer cannot be read, ConfigError if the texts do not fill a window.
+    Raises CheckpointError if the tokenizer cannot be read, ConfigError if a kind does not fill a window.
     """
     tokenizer = _tokenizer(root)
     length = min(WINDOW, positions)
     cut = {kind: _cut(tokenizer, documents, length) for kind, documents in texts.items()}
+    if short := [kind for kind, found in cut.items() if not found]:
+        raise ConfigError(
+            f"calibration: expected text of at least {length} tokens in {', '.join(short)}, found less; leave it out, or "
+            "give more with --calibration"
+        )
     wanted = _shares({kind: len(found) for kind, found in cut.items()}, max(1, tokens // length))
     chosen = [
         found[i * len(found) // wanted[kind]] for kind, found in cut.items() for i in range(wanted[kind])
     ]
-    if not chosen:
-        raise ConfigError(
-            f"calibration: expected text of at least {length} tokens, found less; give more with --calibration"
-        )
     return Windows(torch.stack(chosen), {kind: n for kind, n in wanted.items() if n})
 
 
@@ -121,15 +135,16 @@ def _ids(tokenizer: Any, document: Document) -> list[int]:
     """A conversation goes through the model's chat template, which says how it begins, too; or line by line where there is
     none that takes it."""
     if document.messages and tokenizer.chat_template:
-        try:
+        # A template is the model's own program and may raise anything; the words matter more than the frame.
+        with contextlib.suppress(Exception):
             tools = list(document.tools) or None
             text = tokenizer.apply_chat_template(list(document.messages), tools=tools, tokenize=False)
             return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        except (TemplateError, TypeError, ValueError, KeyError):
-            pass  # templates differ in which roles and fields they know; the words matter more than the frame
     lines = [json.dumps(tool, ensure_ascii=False) for tool in document.tools]
     for message in document.messages:
         calls, text = message.get("tool_calls"), message.get("content") or ""
+        if not isinstance(text, str):
+            text = "\n".join(str(part.get("text", "")) for part in text)
         lines.append(f"{message['role']}: {text}" + (json.dumps(calls, ensure_ascii=False) if calls else ""))
     return tokenizer("\n".join(lines) or document.text, verbose=False)["input_ids"]
 
@@ -139,8 +154,8 @@ def _tokenizer(root: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(root)
-    except (OSError, ValueError, KeyError, ImportError) as e:
+    except Exception as e:  # noqa: BLE001 - what a damaged file causes in transformers and tokenizers comes through
         raise CheckpointError(
-            f"{root}: expected a tokenizer that transformers reads, found: {next(iter(str(e).splitlines()), type(e).__name__)} "
+            f"{root}: expected a tokenizer that transformers reads, found: {next(iter(str(e).splitlines()), type(e).__name__)}; "
             "`--no-calibrate` needs none"
         ) from None

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from moet.checkpoint import Checkpoint, ExpertWeights, Matrix, dequantize
+from moet.errors import QuantizeError
 from moet.forward.decode import decode
 from moet.models import Activation
 
@@ -29,7 +30,8 @@ class Values:
 def native_values(
     checkpoint: Checkpoint, layer: int, experts: range, device: torch.device, pool: ThreadPoolExecutor
 ) -> Values:
-    """The checkpoint's values, each rounded to float32 at most once a factor."""
+    """The checkpoint's values, each rounded to float32 at most once a factor. Raises QuantizeError that names the first
+    one that is not finite."""
 
     # On a CPU numpy is the faster one, an expert a thread; a GPU decodes by itself and is sent the codes.
     found: Callable[[Matrix], torch.Tensor] = (
@@ -52,7 +54,24 @@ def native_values(
         parts = list(pool.map(lambda expert: one(read(expert)), experts))
     else:
         parts = [one(weights) for weights in pool.map(read, experts)]
-    return Values(*(torch.stack(part).to(device) for part in zip(*parts, strict=True)))
+    values = Values(*(torch.stack(part).to(device) for part in zip(*parts, strict=True)))
+    _refuse_infinite(values, layer, experts)
+    return values
+
+
+def _refuse_infinite(values: Values, layer: int, experts: range) -> None:
+    for matrices in (values.first, values.second):
+        finite = torch.isfinite(matrices)
+        if finite.all():
+            continue
+        g, row, column = (~finite).nonzero()[0].tolist()
+        found, inter = float(matrices[g, row, column]), values.second.shape[2]
+        name = "down" if matrices is values.second else "gate" if row < inter else "up"
+        raise QuantizeError(
+            f"layer {layer}, expert {experts[g]}, {name}, row {row % inter if name == 'up' else row}, column {column}: "
+            f"expected a value that is finite in float32, found {found}; the checkpoint is damaged, download it again or "
+            "compare it with its source"
+        )
 
 
 def activated(both: torch.Tensor, activation: Activation) -> torch.Tensor:

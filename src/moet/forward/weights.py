@@ -102,7 +102,12 @@ def put(
     """Sets a parameter or buffer, in the dtype it has; `undo` sets it back. Returns what was set.
     Raises CheckpointError if the model has no such tensor, or has another shape."""
     path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        raise CheckpointError(
+            f"{name}: expected {type(model).__name__} to have it, as the checkpoint does, found no such part of the model"
+        ) from None
     table = module._parameters if leaf in module._parameters else module._buffers
     old = table.get(leaf)
     if old is None or old.shape != value.shape:
