@@ -62,7 +62,7 @@ def schemes(model: str, calibrations: tuple[str, ...], layers: str, texts: tuple
             t = r["texts"]
             cells = [f"`{r['scheme']}`", f"{r['bits']:.2f}", f"{r['relative_rms']:.3f}", f"{r['mean_absolute_bias']:.4f}"]
             cells += [f"{t[x]['kl']:.3f}" for x in texts] + [f"{100 * t[x]['top1']:.1f} %" for x in texts] + [f"{t[texts[0]]['bits_per_byte']:.3f}"]
-            cells += [f"{100 * r['mtp_acceptance']:.1f} %"] if mtp else []
+            cells += [f"{100 * r['mtp_acceptance']:.1f} %" if r["mtp_acceptance"] is not None else ""] if mtp else []
             cells += [f"{r['encode_gb_per_s']:.2f}"]
             lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)

@@ -56,7 +56,7 @@ class Bench:
         self.decoder = Decoder.open(Checkpoint.open(path), device=device.name)
         self.sets = texts.scored(path, model, options.score_tokens)
         self.references = {k: last_states(self.decoder, t.ids, None, device.torch) for k, t in self.sets.items()}
-        self.drafts = Drafts(path, device.torch, options.prompts) if model == "demo" else None
+        self.drafts = Drafts(path, device.torch, options.prompts) if model == "demo" and options.prompts else None
         self.native_acceptance = round(self.drafts.acceptance(None), 4) if self.drafts else None
 
     def row(self, scheme: codebooks.Scheme, calibration: str, part: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="schemes")
     parser.add_argument("--tokens", type=int, default=65536, help="to calibrate on")
     parser.add_argument("--score-tokens", type=int, default=8192, help="of each text")
-    parser.add_argument("--prompts", type=int, default=64, help="answered for MTP acceptance")
+    parser.add_argument("--prompts", type=int, default=64, help="answered for MTP acceptance, which nothing caches: half an hour a row on two cores; 0: not measured")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--smollm2", type=Path, default=ROOT / "build" / "smollm2", help="the checkpoint; built if it is not there")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "schemes.json")
