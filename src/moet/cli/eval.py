@@ -69,6 +69,7 @@ def compare(
     from moet.eval.subject import open_subject
 
     parameters = Parameters(short_bytes, long_bytes, short, long, decode, answers, max_tokens, loss, seed, top)
+    result.reserve(out, *(Path(spec.rpartition("=")[2]) for spec in text), *map(Path, text), *([prompts] if prompts else []))
     asked = prompt_files.read(prompts) if prompts else []
     console = Console(stderr=True, soft_wrap=True)
     more = {"tokenizer": tokenizer, "device": device, "stream": stream, "model": model, "top": top, "seed": seed, "key": key_of(key_file)}
@@ -92,9 +93,9 @@ def tasks(
     tasks: Annotated[str, typer.Option(help="names of lm-eval's tasks, with commas")],
     out: Out,
     chat: Annotated[bool, typer.Option(help="through chat completions; tasks that need log-probabilities cannot")] = False,
-    limit: Annotated[int | None, typer.Option(help="documents a task, the first ones")] = None,
+    limit: Annotated[int | None, typer.Option(help="documents a task, the first ones", min=1)] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="examples before each question; the task's own number by default")] = None,
-    concurrent: Annotated[int, typer.Option(help="requests in flight")] = 8,
+    concurrent: Annotated[int, typer.Option(help="requests in flight", min=1)] = 8,
     include: Annotated[Path | None, typer.Option(help="folder with tasks of your own")] = None,
     tokenizer: Annotated[str, typer.Option(help="folder or Hub id, where the server's own files are not on this machine")] = "",
     model: Annotated[str, typer.Option(help="the served name, where there are several")] = "",
@@ -107,7 +108,8 @@ def tasks(
     from moet.eval.tasks import run
 
     asked = {"chat": chat, "limit": limit, "num_fewshot": num_fewshot, "concurrent": concurrent, "include": include, "loss": loss}
-    found = run(url, tasks.split(","), tokenizer=tokenizer, model=model, key=key_of(key_file), **asked)
+    result.reserve(out)
+    found = run(url, [name for name in map(str.strip, tasks.split(",")) if name], tokenizer=tokenizer, model=model, key=key_of(key_file), **asked)
     result.write(out, found)
     report.show([(out.stem, found)], Console(soft_wrap=True))
 
@@ -123,18 +125,33 @@ def report(
     from moet.eval import result
 
     found = [(path.stem, result.read(path)) for path in results]
+    for path, one in zip(results, found, strict=True):
+        with whole(str(path)):
+            reports.tables([one])
     if sum(r["kind"] == "tasks" for _, r in found) == 2:
         need("scipy")
-    if pictures:
-        need("matplotlib")
-        from moet.eval.pictures import draw
+    with whole(", ".join(map(str, results))):
+        if pictures:
+            need("matplotlib")
+            from moet.eval.pictures import draw
 
-        for path in draw(found, pictures):
-            Console(stderr=True).print(str(path), markup=False, highlight=False)
-    if markdown:
-        print(reports.markdown(found), end="")
-    else:
-        reports.show(found, Console(soft_wrap=True))
+            for path in draw(found, pictures):
+                Console(stderr=True).print(str(path), markup=False, highlight=False)
+        if markdown:
+            print(reports.markdown(found), end="")
+        else:
+            reports.show(found, Console(soft_wrap=True))
+
+
+@contextlib.contextmanager
+def whole(name: str) -> Iterator[None]:
+    """Raises EvalError where a result lacks what every result has: it was cut, or edited."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
+        raise EvalError(f"{name}: expected a whole result of `moet eval`, found one that lacks something: {type(e).__name__}: {e}; measure again") from None
+    except OSError as e:
+        raise EvalError(f"--pictures: expected a folder that can be written, found: {e.strerror} ({e.filename})") from None
 
 
 def key_of(path: Path | None) -> str:

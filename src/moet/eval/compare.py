@@ -27,7 +27,12 @@ def compare(
     long = text.windows(documents, p.long_bytes, p.long, whole=False, seed=p.seed)
     if not short and not long and not prompts:
         raise EvalError("expected windows to score or prompts to answer, found none: --short and --long are 0, or the text is empty")
-    _check_lengths([*short, *long], reference, candidate)
+    if not (short or long) and not (candidate.decodes and reference.decodes):
+        raise EvalError("expected windows to score, because --stream gives no answers, found none: --short and --long are 0; leave --stream out")
+    if max_kl is not None and not (short or long):
+        raise EvalError("--max-kl: expected windows that KL is measured on, found none: --short and --long are 0, or the text is too short")
+    asked = list(prompts or answers.prompts_of(short))[: p.answers] if candidate.decodes and reference.decodes else []
+    _check_lengths([*short, *long], asked, p.max_tokens, reference, candidate)
     paths: dict[str, dict[str, Any]] = {}
     raw: dict[str, Any] = {}
     power: list[str] = []
@@ -57,8 +62,7 @@ def compare(
         floor = scoring.decode(reference, reference, few, stage("decode, noise floor", len(few)), p.top, floor=True) if few else []
         keep("decode", scored, floor, seen)
     said: dict[str, Any] | None = None
-    asked = list(prompts or answers.prompts_of(short))[: p.answers]
-    if asked and candidate.decodes and reference.decodes:
+    if asked:
         pairs = answers.ask(reference, candidate, asked, p.max_tokens, stage("answers", len(asked)))
         said, words = answers.summarise(pairs, p.max_tokens, p.seed, p.loss)
         power += words
@@ -70,12 +74,21 @@ def compare(
     })  # fmt: skip
 
 
-def _check_lengths(windows: Sequence[text.Window], *subjects: Subject) -> None:
+def _check_lengths(windows: Sequence[text.Window], prompts: Sequence[Prompt], max_tokens: int, *subjects: Subject) -> None:
     """A position past what a model was made for is no measurement; a server would refuse it half an hour later."""
-    limit = min((n for s in subjects if (n := s.card.details.get("max_model_len"))), default=None)
-    longest = max((len(scoring.tokens_of(w, subjects[0].tokenizer).ids) + 1 for w in windows), default=0)
-    if limit is not None and longest > limit:
+    limit, tokenizer = min((n for s in subjects if (n := s.card.details.get("max_model_len"))), default=None), subjects[0].tokenizer
+    if limit is None:
+        return
+    longest = max((len(scoring.tokens_of(w, tokenizer).ids) + 1 for w in windows), default=0)
+    if longest > limit:
         raise EvalError(f"windows: expected at most {limit} tokens, which is what the models take, found {longest}; make --long-bytes or --short-bytes smaller")
+    for prompt in prompts:
+        words = tokenizer.render(list(prompt.messages), list(prompt.tools) or None) if prompt.messages else prompt.text
+        if (found := len(tokenizer.start) + len(tokenizer.encode(words)) + max_tokens) > limit:
+            raise EvalError(
+                f"{prompt.name}: expected prompt and answer to have at most {limit} tokens, which is what the models take, found {found} with the "
+                f"--max-tokens {max_tokens} of the answer; make that smaller, or the prompt shorter"
+            )
 
 
 def claims(paths: dict[str, Any], said: dict[str, Any] | None, max_kl: float | None) -> list[dict[str, Any]]:

@@ -106,4 +106,4 @@ def bits_per_byte(nats: float, text_bytes: int) -> float:
 
 def perplexity(nats: float, tokens: int) -> float:
     """exp of the mean nll of a token. Comparable between models of one tokenizer only."""
-    return math.exp(nats / tokens)
+    return math.exp(nats / tokens) if nats / tokens < 700 else math.inf  # which a float64 cannot hold

@@ -1,6 +1,7 @@
 """What every result file says of where it comes from, and how it is written."""
 
 import datetime
+import errno
 import json
 import os
 import platform
@@ -67,11 +68,27 @@ def claim(id: str, what: str, value: float, unit: str, target: float | None, sen
     return {"id": id, "what": what, "value": value, "unit": unit, "target": target, "sense": sense, "held": held}
 
 
+def reserve(path: Path, *inputs: Path) -> None:
+    """Raises EvalError before anything is measured, not hours later, if a result cannot be written to `path` or would replace an input."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        half = path.with_name(path.name + ".part")
+        half.touch()
+        half.unlink()
+        mixed_up = [p for p in inputs if path.exists() and p.exists() and path.samefile(p)]
+    except OSError as e:
+        raise EvalError(f"--out {path}: expected a file that can be written, found: {e.strerror}") from None
+    if mixed_up:
+        raise EvalError(f"--out {path}: expected another file than what is read, found {mixed_up[0]}; a result would replace it")
+
+
 def write(path: Path, result: dict[str, Any]) -> None:
     """By rename, so that a half-written result is never there. Raises EvalError if it cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(path.name + ".part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         half.write_text(json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
         half.replace(path)
     except OSError as e:
@@ -82,7 +99,7 @@ def read(path: Path) -> dict[str, Any]:
     """Raises EvalError if it is no result of `moet eval`."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise EvalError(f"{path}: expected a result of `moet eval`, found: {e}") from None
     if not isinstance(found, dict) or found.get("kind") not in ("compare", "tasks") or found.get("format") != FORMAT:
         raise EvalError(f"{path}: expected a result of `moet eval compare` or `tasks` of format {FORMAT}, found something else")

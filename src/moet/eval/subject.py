@@ -105,6 +105,7 @@ def open_subject(name: str, *, precision: str, tokenizer: str = "", device: str 
     folder = Path(name)
     if not (folder / "config.json").is_file():
         raise EvalError(f"{name}: expected http://HOST:PORT of a server, a checkpoint folder or a pack, found {'no config.json in it' if folder.is_dir() else 'none'}")
+    _check_device(device)
     if stream:
         from moet.eval.streamed import Streamed
 
@@ -112,3 +113,13 @@ def open_subject(name: str, *, precision: str, tokenizer: str = "", device: str 
     from moet.eval.whole import Whole
 
     return Whole(folder, precision=precision, device=device)
+
+
+def _check_device(name: str) -> None:
+    try:
+        known = torch.device(name).type in ("cpu", "cuda")
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):  # the latter where torch was built without CUDA
+        known = False
+    if not known:
+        raise EvalError(f"--device: expected cpu, or cuda where torch finds a GPU, found {name or 'nothing'}")

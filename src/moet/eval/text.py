@@ -1,6 +1,5 @@
 """The text that is measured: documents of named domains, cut into short and long windows."""
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moet.errors import EvalError
+from moet.eval import lines
 from moet.eval.subject import Tokenizer
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
@@ -50,18 +50,11 @@ def read(specs: Sequence[str], render: Render | None = None) -> list[Document]:
     for spec in specs:
         domain, _, file = spec.rpartition("=") if not Path(spec).exists() else ("", "", spec)
         path = Path(file)
-        try:
-            content = path.read_text()
-        except OSError as e:
-            raise EvalError(f"--text {spec}: expected a readable file, or DOMAIN=FILE, found: {e.strerror}") from None
-        except UnicodeDecodeError as e:
-            raise EvalError(f"--text {spec}: expected UTF-8, found byte {e.object[e.start]:#x} at {e.start}") from None
+        content = lines.read_text(path, f"--text {spec}")
         if path.suffix != ".jsonl":
             documents.append(Document(path.name, domain or path.stem, content))
             continue
-        for number, line in enumerate(content.splitlines(), 1):
-            if line.strip():
-                documents.append(_row(f"{path.name}:{number}", domain, path.stem, line, render))
+        documents += [_row(name, domain, path.stem, row, render) for name, row in lines.objects(path.name, content, '"text" or "messages"')]
     documents = [d for d in documents if d.text.strip()]
     if not documents:
         raise EvalError(f"--text {' '.join(specs)}: expected text, found none")
@@ -74,19 +67,19 @@ def rendering(tokenizer: Tokenizer) -> Render:
     return lambda messages, tools: tokenizer.render(messages, tools).removeprefix(start)
 
 
-def _row(name: str, domain: str, stem: str, line: str, render: Render | None) -> Document:
-    try:
-        row = json.loads(line)
-    except ValueError as e:
-        raise EvalError(f"{name}: expected a JSON object, found: {e}") from None
-    if not isinstance(row, dict) or not ("text" in row or "messages" in row):
-        raise EvalError(f'{name}: expected an object with "text" or "messages", found {line[:60]!r}')
-    domain = domain or row.get("domain") or row.get("language") or row.get("source") or stem
-    if "text" in row:
-        return Document(name, domain, row["text"])
-    if render is None:
+def _row(name: str, domain: str, stem: str, row: dict[str, Any], render: Render | None) -> Document:
+    domains = [lines.text_of(name, row, key) for key in ("domain", "language", "source")]
+    domain = next(filter(None, [domain, *domains]), stem)
+    if text := lines.text_of(name, row, "text"):
+        return Document(name, domain, text)
+    if "messages" in row and render is None:
         raise EvalError(f"{name}: expected plain text, because no chat template is at hand, found messages; name a --tokenizer FOLDER")
-    return Document(name, domain, render(row["messages"], row.get("tools")))
+    messages, tools = lines.conversation(name, row)
+    if "text" in row and not messages:
+        return Document(name, domain, "")
+    if render is None or not messages:
+        raise EvalError(f'{name}: expected an object with "text" or "messages", found {str(row)[:60]}')
+    return Document(name, domain, render(messages, tools or None))
 
 
 def cut(text: str, size: int) -> list[str]:

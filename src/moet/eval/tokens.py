@@ -1,5 +1,6 @@
 """A folder's tokenizer, by transformers."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ class FolderTokenizer:
         return self.own.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        return self.own.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=messages[-1]["role"] != "assistant")
+        try:
+            return self.own.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=messages[-1]["role"] != "assistant")
+        except Exception as e:  # noqa: BLE001 - a template is the model's own program and may raise anything
+            raise EvalError(f"{self.own.name_or_path}, chat template: expected it to take the messages, found: {type(e).__name__}: {str(e)[:200]}") from None
 
 
 def _load(folder: Path | str) -> Any:
@@ -30,7 +34,8 @@ def _load(folder: Path | str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, AttributeError) as e:
+    except Exception as e:  # noqa: BLE001 - what a damaged file causes in transformers and tokenizers comes through
         if (Path(folder) / "tokenizer.json").is_file():
-            return PreTrainedTokenizerFast.from_pretrained(folder)
+            with contextlib.suppress(Exception):
+                return PreTrainedTokenizerFast.from_pretrained(folder)
         raise EvalError(f"{folder}: expected a tokenizer that transformers loads, found: {str(e)[:300]}") from None

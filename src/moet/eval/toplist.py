@@ -34,6 +34,8 @@ class Top:
     def of_logits(cls, logits: torch.Tensor, count: int, targets: torch.Tensor) -> "Top":
         """The same of whole-vocabulary logits, float [t, vocab]; targets: int64 [t]."""
         values = logits.double().log_softmax(-1)
+        if values.isnan().any():
+            raise ValueError("toplist: expected logits that are numbers, found NaN")
         top = values.topk(min(count, values.shape[-1]))
         extra = values.gather(1, targets[:, None].to(values.device)).masked_fill((top.indices == targets[:, None].to(values.device)).any(1, keepdim=True), -torch.inf)
         ids = torch.cat([top.indices, torch.where(extra.isinf(), -1, targets[:, None].to(values.device))], 1)
