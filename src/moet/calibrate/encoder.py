@@ -20,9 +20,9 @@ from moet.calibrate.stored import Streams
 from moet.calibrate.tokens import Windows
 from moet.calibrate.values import Values
 from moet.checkpoint import Checkpoint
-from moet.errors import CheckpointError
+from moet.errors import CheckpointError, PackError
 from moet.forward import Decoder
-from moet.layout import RowGeometry, dequantize_row
+from moet.layout import RowGeometry, check_row, dequantize_row
 from moet.models import MoeLayer
 from moet.pack.encoder import Batch
 from moet.pack.manifest import Calibration, Layer, LayerCalibration
@@ -153,6 +153,12 @@ class CalibratedEncoder:
         for e in experts:
             offset = layer.base.data_offset + e * layer.base.row_bytes
             row = np.fromfile(self.root / layer.base.file, np.uint8, layer.base.row_bytes, offset=offset)
+            if bad := check_row(geometry, row):
+                path = self.root / layer.base.file
+                raise PackError(
+                    f"{path}, expert {e}: expected checksums that hold, found {bad[0]} damaged. Delete the file and run the "
+                    "same command again, which makes it again"
+                )
             gate, up, down = dequantize_row(geometry, row)
             first.append(torch.from_numpy(np.concatenate([gate, up])))
             second.append(torch.from_numpy(down))

@@ -12,9 +12,10 @@ from torch import nn
 from moet.checkpoint import Checkpoint, ExpertWeights, LocalSource, TensorInfo, read_header
 from moet.checkpoint.index import read_index, read_json
 from moet.checkpoint.reader import Reader, Span
+from moet.errors import EvalError
 from moet.eval.subject import Card
 from moet.forward import Decoder
-from moet.layout import dequantize_row, unpack_row
+from moet.layout import check_row, dequantize_row, unpack_row
 from moet.models import spec_of
 from moet.pack import Pack, fingerprint
 from moet.pack.manifest import NAME
@@ -64,7 +65,8 @@ def decoder_of(view: Checkpoint | PackView, device: str) -> Decoder:
 
 
 def fill(decoder: Decoder, module: nn.Module, view: Checkpoint | PackView, layer: int, precision: str) -> None:
-    """Sets a loaded layer's routed experts from a pack's rows, exact values rounded to float32. Nothing to do for a checkpoint: loading did it."""
+    """Sets a loaded layer's routed experts from a pack's rows, exact values rounded to float32. Nothing to do for a checkpoint: loading did it.
+    Raises EvalError if a row's checksum does not hold."""
     if not isinstance(view, PackView) or layer not in view.pack.layers:
         return
     rows = view.pack.layers[layer].rows(precision)
@@ -73,6 +75,8 @@ def fill(decoder: Decoder, module: nn.Module, view: Checkpoint | PackView, layer
         for expert in range(rows.experts):
             file.seek(rows.offset(expert))
             row = np.frombuffer(file.read(size), np.uint8)
+            if bad := check_row(rows.geometry, row):
+                raise EvalError(f"{rows.path}, expert {expert}: expected checksums that hold, found {bad[0]} damaged; run `moet verify {view.root} --repair SRC`")
             values = [torch.from_numpy(np.ascontiguousarray(m)) for m in dequantize_row(rows.geometry, row)]
             decoder.set_experts(module, expert, *values)
             if rows.geometry.biased:

@@ -1,5 +1,6 @@
 """Prompts that are answered, not scored: a JSON line each."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,32 @@ def _prompt(name: str, row: dict[str, Any]) -> Prompt:
 def _check(name: str, schema: Any) -> None:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
 
     if schema is not None and not isinstance(schema, dict):
         raise EvalError(f"{name}: expected a JSON schema, found {str(schema)[:60]}")
+    if schema is None:
+        return
     try:
-        if schema is not None:
-            validator_for(schema).check_schema(schema)
+        validator_for(schema).check_schema(schema)
+        resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+        for reference in _references(schema):
+            resolver.lookup(reference)
+    except Unresolvable as e:
+        raise EvalError(f"{name}: expected a JSON schema whose references are in it, found {e.ref!r}") from None
     except SchemaError as e:
         raise EvalError(f"{name}: expected a JSON schema, found: {e.message}") from None
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every "$ref"; one of elsewhere would be fetched while answers are judged."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for value in schema.values():
+            yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)

@@ -80,6 +80,17 @@ def test_damaged_states_are_computed_again(damage, made, tmp_path, monkeypatch):
     assert contents(tmp_path / "dst") == contents(made / "dst")
 
 
+def test_a_damaged_row_of_a_finished_layer(made, tmp_path, monkeypatch):
+    half_packed(made, tmp_path / "dst", monkeypatch).unlink()
+    row = tmp_path / "dst" / "experts" / "base-001.safetensors"
+    flip(row, len(row.read_bytes()) // 2)
+    with pytest.raises(PackError, match=r"base-001.safetensors, expert \d: expected checksums that hold.*Delete the file"):
+        pack_calibrated(made / "src", tmp_path / "dst")
+    row.unlink()
+    pack_calibrated(made / "src", tmp_path / "dst")
+    assert contents(tmp_path / "dst") == contents(made / "dst")
+
+
 def test_states_are_of_their_tokens(tmp_path):
     ids = torch.arange(6).reshape(2, 3)
     states = States(ids, torch.randn(2, 3, 4), (None, torch.tensor([True, False])))

@@ -1,6 +1,7 @@
 """Results, texts, prompts and servers that are not what they should be: refused by name, before anything is lost."""
 
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +43,30 @@ def test_a_bad_prompt(line, tmp_path):
     (tmp_path / "p.jsonl").write_text(f'{{"prompt": "good"}}\n{line}\n')
     with pytest.raises(EvalError, match=r"^p\.jsonl:2.*: expected"):
         prompts.read(tmp_path / "p.jsonl")
+
+
+@pytest.mark.parametrize("reference", ["http://127.0.0.1:1/x", "#/$defs/nothing", "other.json"])
+def test_a_schema_of_elsewhere(reference, tmp_path):
+    pytest.importorskip("jsonschema")
+    row = {"prompt": "a", "schema": {"$defs": {"a": {"type": "object"}}, "properties": {"x": {"$ref": "#/$defs/a"}}}}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row))
+    assert prompts.read(tmp_path / "p.jsonl")[0].schema == row["schema"]
+    row["schema"]["properties"]["y"] = {"$ref": reference}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row))
+    with pytest.raises(EvalError, match="p.jsonl:1: expected a JSON schema whose references are in it, found"):
+        prompts.read(tmp_path / "p.jsonl")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_damaged_row(stream, folders, tmp_path):
+    shutil.copytree(folders["pack"], tmp_path / "pack")
+    path = tmp_path / "pack" / "experts" / "base-000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+    with pytest.raises(EvalError, match=r"base-000.safetensors, expert \d+: expected checksums that hold"):
+        subject = open_subject(str(tmp_path / "pack"), precision="base", stream=stream)
+        list(subject.prefill([[1, 2, 3]]))
 
 
 def test_lines_end_where_json_says(tmp_path):
