@@ -162,6 +162,10 @@ def encoder_of(name: str, root: Path, files: list[Path], tokens: int, device: st
 def scheme_of(scheme: str | None, calibrate: bool | None, calibration: list[Path] | None) -> str:
     """The scheme that the options name together. Raises ConfigError if there is none of that name, or they contradict
     each other."""
+    if calibrate is False and calibration:
+        raise ConfigError(
+            f"--calibration: expected no text beside --no-calibrate, found {calibration[0]}; leave one of the two out"
+        )
     wanted = calibrate if calibrate is not None or not calibration else True
     if scheme is None:
         return PLAIN_SCHEME if wanted is False else DEFAULT_SCHEME

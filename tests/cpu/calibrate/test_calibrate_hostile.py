@@ -15,6 +15,7 @@ from moet.calibrate import stored
 from moet.calibrate.encoder import CalibratedEncoder
 from moet.calibrate.open import open_encoder
 from moet.calibrate.tokens import read_file
+from moet.cli.pack import scheme_of
 from moet.errors import CheckpointError, ConfigError, PackError, QuantizeError
 from moet.forward import States
 from moet.quantize.schemes import DEFAULT_SCHEME
@@ -211,3 +212,8 @@ def test_a_checkpoint_that_names_its_layers_otherwise(tmp_path):
     changed(tmp_path / "src", model_type="martian")
     with pytest.raises(CheckpointError, match="block_sparse_moe.*: expected MixtralForCausalLM to have it"):
         pack_calibrated(tmp_path / "src", tmp_path / "dst")
+
+
+def test_text_that_nobody_would_read():
+    with pytest.raises(ConfigError, match="--calibration: expected no text beside --no-calibrate, found a.txt"):
+        scheme_of(None, False, [Path("a.txt")])
