@@ -45,9 +45,10 @@ def reference_logprobs(checkpoint: Path, pack: Path, served: list[dict]) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "fidelity.json")
+    parser.add_argument("--pack", type=Path, help="a pack of the demo; default: one is made")
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="moet-fidelity-"))
-    plain, pack = work / "demo-float32", work / "pack"
+    plain, pack = work / "demo-float32", options.pack or work / "pack"
     subprocess.run([sys.executable, ROOT / "demo" / "dequantize.py", DEMO, plain, "--dtype", "float32"], check=True)
     subprocess.run([sys.executable, "-m", "moet", "pack", DEMO, pack], check=True)
 
