@@ -23,8 +23,10 @@ def paired(reference: Named, candidate: Named) -> Table:
         x, y = _outcomes(a["samples"][task]), _outcomes(b["samples"][task])
         if x.keys() != y.keys():
             raise EvalError(f"{task}: expected the same documents and prompts in {a_name} and {b_name}, found {len(x.keys() ^ y.keys())} that only one of them has")
-        for metric in sorted({m for scores in x.values() for m in scores}):
-            keys = [k for k in x if metric in x[k] and metric in y[k]]
+        for metric in sorted({m for scores in (*x.values(), *y.values()) for m in scores}):
+            keys = [k for k in x if metric in x[k]]
+            if alone := [k for k in x if (metric in x[k]) != (metric in y[k])]:
+                raise EvalError(f"{task}, {metric}: expected it of the same documents in {a_name} and {b_name}, found {len(alone)} that only one of them has it of")
             row, note = _row(f"{task}, {metric}", [x[k][metric] for k in keys], [y[k][metric] for k in keys], loss)
             rows.append(row)
             notes.append(note)

@@ -18,6 +18,7 @@ from moet.cli.eval import report
 from moet.errors import EvalError
 from moet.eval import prompts, result, server, text
 from moet.eval.compare import compare
+from moet.eval.pairs import paired
 from moet.eval.parameters import Parameters
 from moet.eval.subject import Prompt, open_subject
 from tests.cpu.eval.conftest import TEXT
@@ -131,6 +132,16 @@ def test_a_result_that_lacks_something(tmp_path):
         path.write_bytes(content)
         with pytest.raises(EvalError, match="expected a result of `moet eval`"):
             report([path])
+
+
+def test_pairs_are_of_the_same_metrics():
+    def tasks(*scores: dict[str, float]) -> dict:
+        samples = {"a": [{"doc_id": i, "scores": s} for i, s in enumerate(scores)]}
+        return {"samples": samples, "versions_of_tasks": {"a": 1}, "parameters": {"loss": 0.02}}
+
+    for other in (tasks({}, {"acc": 1.0}), tasks({"f1": 0.5}, {"f1": 0.3}), tasks({"acc": 1.0, "f1": 1.0}, {"acc": 1.0})):
+        with pytest.raises(EvalError, match="a, (acc|f1): expected it of the same documents in x and y, found [12]"):
+            paired(("x", tasks({"acc": 1.0}, {"acc": 0.0})), ("y", other))
 
 
 class Server:
