@@ -74,7 +74,7 @@ class Bench:
             "relative_rms": round(q.relative_rms, 5), "mean_absolute_bias": round(q.mean_absolute_bias, 6),
             "mean_bias": round(sum(q.bias) / len(q.bias), 6), "output_errors": {str(k): round(v, 4) for k, v in q.outputs.items()},
             "mtp_acceptance": round(self.drafts.acceptance(q), 4) if self.drafts else None, "native_mtp_acceptance": self.native_acceptance,
-            "device": named(self.device), "weights": q.weights, "encode_gb_per_s": round(2e-9 * q.weights / q.encode_seconds, 4),
+            "device": named(self.device), "commit": record.commit(), "weights": q.weights, "encode_gb_per_s": round(2e-9 * q.weights / q.encode_seconds, 4),
             "quantize_seconds": round(q.seconds, 2), "seconds": round(time.perf_counter() - begin, 2), "texts": scores,
         }  # fmt: skip
 

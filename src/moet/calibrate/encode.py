@@ -7,6 +7,8 @@ import torch
 
 GROUP = 32
 """Columns that share a scale."""
+FAR = 10.0
+"""A fit that is farther from the matrix than this many times the matrix's own size is none: its inputs are all but zero."""
 SPAN = 128
 """Columns whose errors are fed back to all later ones in one product: fewer passes over the matrix."""
 DAMPING = 0.01
@@ -95,10 +97,12 @@ def encode_matrix(
 def fitted(
     weight: torch.Tensor, hessian: torch.Tensor, wanted: torch.Tensor, ridge: torch.Tensor | float
 ) -> torch.Tensor:
-    """argmin over W of E |y - W x|^2 + ridge |W - weight|^2, float32 [G, N, K]."""
+    """argmin over W of E |y - W x|^2 + ridge |W - weight|^2, float32 [G, N, K]; `weight` itself where that is FAR off."""
     amount = _mean_diagonal(hessian) * ridge
     lower = torch.linalg.cholesky(_added(hessian, amount))
-    return torch.cholesky_solve((wanted + amount[:, None, None] * weight).mT, lower).mT.contiguous()
+    fit = torch.cholesky_solve((wanted + amount[:, None, None] * weight).mT, lower).mT
+    far = (fit - weight).norm(dim=(1, 2)) > FAR * weight.norm(dim=(1, 2))
+    return torch.where(far[:, None, None], weight, fit).contiguous()
 
 
 def feedback(hessian: torch.Tensor) -> torch.Tensor:

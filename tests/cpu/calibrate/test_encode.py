@@ -73,6 +73,16 @@ def test_the_target_is_the_ridge_regression():
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=2e-3 * np.abs(expected).max())
 
 
+def test_inputs_of_nearly_nothing_are_not_fitted_to():
+    """An expert whose gate is zero: no weights turn its inputs into what is missing elsewhere."""
+    weight, inputs, _ = case(2, 5, 24)
+    inputs[1] *= 1e-12
+    outputs = torch.randn(2, inputs.shape[1], 5, generator=torch.Generator().manual_seed(3))
+    wanted, hessian = (x.mT @ inputs / inputs.shape[1] for x in (outputs, inputs))
+    found = fitted(weight, hessian, wanted, 0.1)
+    assert torch.equal(found[1], weight[1]) and not torch.equal(found[0], weight[0])
+
+
 def test_inputs_that_never_were_do_not_break_it():
     weight, _, hessian = case(1, 8, 64)
     hessian[:, 5] = hessian[:, :, 5] = 0
