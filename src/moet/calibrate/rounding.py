@@ -15,8 +15,8 @@ from moet.calibrate.rows import row_writer
 from moet.calibrate.values import native_values
 from moet.checkpoint import Checkpoint
 from moet.models import MoeLayer
-from moet.pack.encoder import Batch
-from moet.pack.manifest import Layer, LayerCalibration
+from moet.pack.encoder import Batch, Rounding
+from moet.pack.manifest import Layer
 from moet.pack.progress import Progress
 from moet.quantize.schemes import Scheme
 
@@ -32,16 +32,11 @@ def rounded(
         yield Batch(experts, row_writer(row_format, layer, Solved(experts, native, first, second)))
 
 
-class RoundingEncoder:
-    """`moet.pack.encoder.Encoder` for row formats that `moet.quantize` does not write."""
-
-    calibration = None
+class RoundingEncoder(Rounding):
+    """`Rounding` for row formats that `moet.quantize` does not write."""
 
     def __init__(self, scheme: Scheme, device: Device) -> None:
         self.scheme, self.row_format, self.device = scheme.name, scheme.row_format, device
-
-    def scratch_bytes(self, checkpoint: Checkpoint) -> int:
-        return 0
 
     def begin(
         self, checkpoint: Checkpoint, root: Path, done: Mapping[int, Layer], progress: Progress
@@ -52,12 +47,3 @@ class RoundingEncoder:
     def batches(self, layer: MoeLayer) -> Iterator[Batch]:
         with torch.no_grad():
             yield from rounded(self.checkpoint, layer, self.row_format, self.device, self._pool)
-
-    def report(self, index: int) -> LayerCalibration | None:
-        return None
-
-    def written(self, layer: Layer) -> None:
-        pass
-
-    def holds(self, shard: str) -> bool:
-        return False

@@ -15,11 +15,10 @@ import torch
 
 from moet import native
 from moet.calibrate.encode import Block
+from moet.numerics.tcq2 import TCQ2_LEVELS
+from moet.numerics.tcq2 import WORD_CODES as WORD
 
-LEVELS = (3, 11, -3, -9, -5, -15, 7, 1, -1, -7, 15, 5, 9, 3, -11, -3)
-"""Of window code_k + 4 * code_{k+1}. LEVELS[15 - i] = -LEVELS[i]."""
-WORD = 16
-"""Columns of a word."""
+LEVELS = tuple(TCQ2_LEVELS.tolist())
 TOP, SPREAD = 15.0, 6.9
 """The largest level. On normal data of deviation 1 the best scale is 1 / 6.9."""
 CANDIDATES, FIRST_SHARE, SHARE_STEP = 8, 0.35, 0.8 / 7
@@ -102,12 +101,7 @@ def _tensor_block(target: torch.Tensor, feedback: torch.Tensor, multiplier: torc
     codes = codes[:, :, :, 0].gather(2, index)[:, :, 0]
     errors = errors[:, :, :, 0].gather(2, index)[:, :, 0]
     scales = tried.gather(2, best)[..., 0]
-    return Block(codes, scales, values_of(codes, scales_of_block(scales, multiplier)), errors)
-
-
-def scales_of_block(scales: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
-    """float32 [G, N, 1]."""
-    return scale_values(scales, multiplier)[..., None]
+    return Block(codes, scales, values_of(codes, scale_values(scales, multiplier)[..., None]), errors)
 
 
 def values_of(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
