@@ -1,0 +1,81 @@
+// What kernels may ask of a GPU, one name each. NVRTC compiles the PTX below; a host compiler takes the same names from emulator.h, where threads of
+// a block are fibers of one CPU thread, so that the kernels' own source runs, and is tested, without a GPU. No header is included: NVRTC has none.
+#pragma once
+
+#ifdef MOET_EMULATOR
+#include "emulator.h"
+#else
+using u8 = unsigned char;
+using u16 = unsigned short;
+using i32 = int;
+using u32 = unsigned int;
+using i64 = long long;
+using u64 = unsigned long long;
+
+// KERNEL(name, Args, args, max_threads) { body }: a kernel with one parameter, a struct by value. Grids and blocks have one dimension.
+#define KERNEL(name, Args, args, max_threads) extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Args args)
+#define DEVICE static __device__ __forceinline__
+DEVICE i32 thread_id() { return threadIdx.x; }
+DEVICE i32 thread_count() { return blockDim.x; }
+DEVICE i32 block_id() { return blockIdx.x; }
+DEVICE i32 block_count() { return gridDim.x; }
+// SHARED(T, name): one T of the block, uninitialised. DYNAMIC_SHARED(name): the bytes asked for at launch, 16-byte aligned.
+#define SHARED(T, name) __shared__ T name
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u8 name[]
+
+struct __align__(16) Vec4 { u32 x, y, z, w; };
+
+// --- memory order. `sys`: the CPU and devices too. Loads below never use the read-only cache.
+DEVICE u32 load_acquire_gpu(const u32* p) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+DEVICE void store_release_gpu(u32* p, u32 v) { asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+DEVICE u32 load_acquire_sys(const u32* p) { u32 v; asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+DEVICE u64 load_acquire_sys(const u64* p) { u64 v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+DEVICE void store_release_sys(u32* p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+DEVICE void store_release_sys(u64* p, u64 v) { asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
+// Acquire and release at once; returns the value before.
+DEVICE u32 atomic_add_gpu(u32* p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
+DEVICE void count_gpu(u64* p, u64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
+DEVICE u32 atomic_add_shared(u32* p, u32 v) { return atomicAdd(p, v); }
+DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// 16 bytes that another processor may be writing: not torn inside a 4-byte word, never cached as read-only.
+DEVICE Vec4 load_coherent(const void* p) {
+  Vec4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void store16(void* p, Vec4 v) { *reinterpret_cast<Vec4*>(p) = v; }
+
+// --- time
+DEVICE u64 nanoseconds() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
+DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" :: "r"(ns)); }
+
+// --- warp and block
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+DEVICE u32 ballot(bool b) { return __ballot_sync(0xffffffffu, b); }
+template <typename T> DEVICE T shuffle(T v, i32 lane) { return __shfl_sync(0xffffffffu, v, lane); }
+template <typename T> DEVICE T shuffle_xor(T v, i32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+template <typename T> DEVICE T shuffle_up(T v, i32 by) { return __shfl_up_sync(0xffffffffu, v, by); }
+DEVICE i32 popcount(u32 v) { return __popc(v); }
+
+// --- bits and numbers
+DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { u32 v; asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(selector)); return v; }
+DEVICE float as_float(u32 v) { return __uint_as_float(v); }
+DEVICE u32 as_bits(float v) { return __float_as_uint(v); }
+// Two bf16 in a word, `low` in the low half; rounded to nearest even.
+DEVICE u32 pack_bf16(float low, float high) { u32 v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
+// Products of two bf16 pairs, rounded to nearest even (an fma with -0, so that a zero keeps its sign).
+DEVICE u32 multiply_bf16x2(u32 a, u32 b) { u32 v; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(0x80008000u)); return v; }
+DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }   // never contracted into an fma
+DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
+DEVICE float exponential(float v) { return expf(v); }
+DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+
+// D = A x B + D. A: bf16 16 x 16, row-major fragments; B: bf16 16 x 8; D: float32 16 x 8 (PTX ISA, "mma.m16n8k16").
+DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
