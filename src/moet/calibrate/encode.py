@@ -1,5 +1,6 @@
 """Calibrated encoding of matrices: error feedback along K, a group of 32 columns at a time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,8 +100,8 @@ def fitted(
 ) -> torch.Tensor:
     """argmin over W of E |y - W x|^2 + ridge |W - weight|^2, float32 [G, N, K]; `weight` itself where that is FAR off."""
     amount = _mean_diagonal(hessian) * ridge
-    lower = torch.linalg.cholesky(_added(hessian, amount))
-    fit = torch.cholesky_solve((wanted + amount[:, None, None] * weight).mT, lower).mT
+    right = (wanted + amount[:, None, None] * weight).mT
+    fit = _each(lambda h, r: torch.cholesky_solve(r, torch.linalg.cholesky(h)), _added(hessian, amount), right).mT
     far = (fit - weight).norm(dim=(1, 2)) > FAR * weight.norm(dim=(1, 2))
     return torch.where(far[:, None, None], weight, fit).contiguous()
 
@@ -110,8 +111,12 @@ def feedback(hessian: torch.Tensor) -> torch.Tensor:
     dead = hessian.diagonal(dim1=1, dim2=2) <= 0
     damped = _added(hessian, _mean_diagonal(hessian) * DAMPING)
     damped.diagonal(dim1=1, dim2=2).add_(dead.to(hessian.dtype))
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True)
+    return _each(lambda h: torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(h)), upper=True), damped)
+
+
+def _each(function: Callable[..., torch.Tensor], *batches: torch.Tensor) -> torch.Tensor:
+    """Matrix by matrix: a GPU's batched factorizations are made for small matrices, and these have up to 7168 columns."""
+    return torch.stack([function(*matrices) for matrices in zip(*batches, strict=True)])
 
 
 def _mean_diagonal(hessian: torch.Tensor) -> torch.Tensor:
