@@ -1,0 +1,122 @@
+// What the kernels of the expert MLP share: arguments, where a strip's blocks lie, the function between the two GEMMs, and how work is handed out.
+//
+// A strip is 64 rows of weights over all columns. Of w13 it is a tile: 32 gate rows and the 32 up rows of the same values, so that one block has both. Each
+// (token, place) pair has its own row in `act` and `y`: nothing depends on which pairs are computed together, or when.
+#pragma once
+#include "../paging/fetch.cuh"
+#include "weights.cuh"
+
+struct MlpArgs {
+  LayerArgs layer;
+  const u16* x;            // bf16 [tokens, hidden]
+  u16* act;                // bf16 [tokens * top_k, act_stride], by position in Plan.pairs
+  u16* y;                  // bf16 [tokens * top_k, hidden], by pair
+  const float* weights;    // [tokens, top_k]
+  u16* out;                // bf16 [tokens, hidden]
+  i64 w13, w2, extras;     // where the row's segments start in a slot
+  i64 act_stride;          // 32 * tiles, rounded up to 64
+  i32 hidden, inter;       // the model's
+  i32 tile_begin, tiles;   // this rank's part of the intermediate dimension, in tiles of 32
+  i32 biased, adds_bias;   // the expert has biases; this rank adds down's
+  i32 oai, limited;        // moet.models.Activation: kind swiglu_oai; limit is set
+  float limit, alpha;
+  i32 wave, fetchers;      // fetchers: blocks of gate_up that fetch first; 0 where rows come from elsewhere (scan.cuh)
+};
+
+DEVICE u16 to_bf16(float v) { return static_cast<u16>(pack_bf16(v, 0.0f)); }
+DEVICE float from_bf16(u16 v) { return as_float(static_cast<u32>(v) << 16); }
+
+// The blocks of a strip: block k (32 columns) is at `at + k * stride`.
+struct Strip {
+  const u8* at;
+  i64 stride;
+  i32 blocks;
+};
+DEVICE const u8* block_of(const Strip& s, i32 k) { return s.at + (k < s.blocks ? k : s.blocks - 1) * s.stride; }   // past the end: any weights, against zeros
+DEVICE const u8* row_of(const MlpArgs& a, const Step& step) { return a.layer.slots->pool + step.slot * a.layer.slots->slot_bytes; }
+DEVICE i32 hidden_padded(const MlpArgs& a) { return (a.hidden + 63) / 64 * 64; }
+DEVICE Strip w13_strip(const MlpArgs& a, const u8* row, i32 tile) {
+  const i32 blocks = hidden_padded(a) / 32;
+  return {row + a.w13 + tile * (static_cast<i64>(blocks) * kBlockBytes + (a.biased ? 256 : 0)), kBlockBytes, blocks};
+}
+DEVICE Strip w2_strip(const MlpArgs& a, const u8* row, i32 strip) {
+  return {row + a.w2 + static_cast<i64>(strip) * kBlockBytes, static_cast<i64>(hidden_padded(a) / 64) * kBlockBytes, a.tiles};
+}
+DEVICE float multiplier(const MlpArgs& a, const u8* row, i32 which) { return load_float(row + a.extras + 4 * which); }
+DEVICE float down_bias(const MlpArgs& a, const u8* row, i32 n) { return a.biased && a.adds_bias ? load_float(row + a.extras + 16 + 4 * n) : 0.0f; }
+// Of value v (0 .. 31) of a w13 tile whose blocks end at `end`; which: 0 gate, 1 up.
+DEVICE float tile_bias(const MlpArgs& a, const Strip& s, i32 which, i32 v) { return a.biased ? load_float(s.at + s.blocks * s.stride + 4 * (32 * which + v)) : 0.0f; }
+
+DEVICE float activate(const MlpArgs& a, float gate, float up) {
+  if (a.limited) {
+    gate = gate < a.limit ? gate : a.limit;
+    up = up < -a.limit ? -a.limit : up > a.limit ? a.limit : up;
+  }
+  const float swish = divide(gate, add(1.0f, exponential(-(a.oai ? multiply(a.alpha, gate) : gate))));
+  return multiply(swish, a.oai ? add(up, 1.0f) : up);
+}
+
+// Work of one launch: steps of the wave x token tiles x strips, handed out in that order. All threads of a block draw together.
+struct Work {
+  i32 step, end;            // of the wave
+  i32 before, first;        // items of the steps before `step`; the item drawn
+  i32 token_tile, strip;    // of the item
+};
+DEVICE i32 items_of(const Step& s, i32 tokens, i32 strips) { return (s.pair_count + tokens - 1) / tokens * strips; }
+DEVICE Work start(const Plan& plan, i32 wave) { return {plan.wave_begin[wave], plan.wave_begin[wave + 1], 0, -1, 0, 0}; }
+// False: the launch is done. tokens: a tile's; strips: of a step, or groups of strips.
+DEVICE bool draw(Plan& plan, u32* counter, i32 tokens, i32 strips, Work& work) {
+  SHARED(i32, drawn);
+  sync_block();   // the item before is done with its shared memory
+  if (thread_id() == 0) drawn = static_cast<i32>(atomic_add_gpu(counter, 1));
+  sync_block();
+  work.first = drawn;
+  while (work.step < work.end) {
+    const i32 items = items_of(plan.steps[work.step], tokens, strips);
+    if (work.first < work.before + items) {
+      const i32 inside = work.first - work.before;
+      work.token_tile = inside / strips;
+      work.strip = inside % strips;
+      return true;
+    }
+    work.before += items;
+    ++work.step;
+  }
+  return false;
+}
+DEVICE bool failed(const Plan& plan, i32 step) { return load_acquire_gpu(&plan.ready[step]) == kFailedRow; }
+
+// The B fragments of a chunk for 8 rows of activations: `row` is row g's, or null; `columns` are there, later ones are zeros.
+DEVICE void load_activations(const u16* row, i32 chunk, i32 columns, i32 t, u32 (&b)[4][2]) {
+#pragma unroll
+  for (i32 m = 0; m < 4; ++m) {
+    const i32 column = 64 * chunk + column_of(m, t);
+    b[m][0] = b[m][1] = 0;
+    if (row && column < columns) {   // columns is a multiple of 4
+      const u32* p = reinterpret_cast<const u32*>(row + column);
+      b[m][0] = p[0];
+      b[m][1] = p[1];
+    }
+  }
+}
+
+// sum += chunk x activations for one half of a strip, 8 rows of activations: sum[i] as weights.cuh numbers fragments.
+DEVICE void accumulate(const Chunk& chunk, const u32 (&b)[4][2], float (&sum)[2][4]) {
+#pragma unroll
+  for (i32 i = 0; i < 2; ++i) {
+#pragma unroll
+    for (i32 block = 0; block < 2; ++block) {
+      float part[4] = {};
+#pragma unroll
+      for (i32 m = 2 * block; m < 2 * block + 2; ++m) {
+        u32 a[4];
+        fragment(chunk, m, i, a);
+        mma_bf16(kScaleAfter ? part : sum[i], a, b[m]);
+      }
+      if (kScaleAfter) {
+#pragma unroll
+        for (i32 q = 0; q < 4; ++q) sum[i][q] = fused_multiply_add(part[q], chunk.after[block][2 * i + (q >> 1)], sum[i][q]);
+      }
+    }
+  }
+}

