@@ -3,15 +3,10 @@
 #include <stdexcept>
 
 #include "../include/api.h"
+#include "abi.h"
 #include "store.h"
 
 namespace {
-
-struct CLayer {          // of moet_pager_open
-  const char* path;      // null or "": rows arrive by put
-  int64_t data_offset;
-  int32_t experts, format, hidden, inter, biased, index;
-};
 
 struct COptions {
   int64_t budget_bytes, chunk_bytes, age_every;
@@ -24,24 +19,11 @@ moet::Store& store(void* handle) {
   return *static_cast<moet::Store*>(static_cast<moet::Pager*>(handle));
 }
 
-void copy_text(const std::string& text, char* out, size_t size) {
-  if (size == 0) return;
-  const size_t n = std::min(text.size(), size - 1);
-  std::memcpy(out, text.data(), n);
-  out[n] = 0;
-}
-
 }  // namespace
 
-MOET_API int moet_pager_open(const CLayer* layers, int32_t count, const COptions* o, void** handle, char* err,
+MOET_API int moet_pager_open(const moet::CLayer* layers, int32_t count, const COptions* o, void** handle, char* err,
                              size_t err_len) {
   return moet::guarded(err, err_len, [&] {
-    std::vector<moet::LayerSource> sources;
-    for (int32_t i = 0; i < count; ++i) {
-      const CLayer& l = layers[i];
-      sources.push_back(
-          {l.path ? l.path : "", l.data_offset, l.experts, {l.format, l.hidden, l.inter, l.biased}, l.index});
-    }
     moet::PagerOptions options;
     options.rank = o->rank;
     options.world = o->world;
@@ -54,7 +36,7 @@ MOET_API int moet_pager_open(const CLayer* layers, int32_t count, const COptions
     options.staging_slots = o->staging_slots;
     options.hysteresis = o->hysteresis;
     options.age_every = o->age_every;
-    *handle = moet::make_pager(sources, options).release();
+    *handle = moet::make_pager(moet::layer_sources(layers, count), options).release();
   });
 }
 
@@ -107,16 +89,12 @@ MOET_API int moet_pager_heat_set(void* handle, const uint32_t* values, char* err
 
 // The counters as they lie in memory (counters.h): at most `words` uint64.
 MOET_API int moet_pager_counters(void* handle, uint64_t* out, int32_t words, char* err, size_t err_len) {
-  return moet::guarded(err, err_len, [&] {
-    const moet::Counters::Word* from = &store(handle).counters().magic;
-    for (int32_t i = 0; i < words && i < static_cast<int32_t>(sizeof(moet::Counters) / 8); ++i)
-      out[i] = from[i].load(std::memory_order_relaxed);
-  });
+  return moet::guarded(err, err_len, [&] { moet::copy_counters(store(handle).counters(), out, words); });
 }
 
 // Why a file is read through the page cache although O_DIRECT was asked for; empty if none is.
 MOET_API int moet_pager_warning(void* handle, char* text, size_t size, char* err, size_t err_len) {
-  return moet::guarded(err, err_len, [&] { copy_text(store(handle).warning(), text, size); });
+  return moet::guarded(err, err_len, [&] { moet::copy_text(store(handle).warning(), text, size); });
 }
 
 // The slot classes: 5 int64 each: slot_bytes, rows, slots, first_slot, resident. *count: how many there are.

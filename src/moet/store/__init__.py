@@ -2,6 +2,7 @@
 docs/pager.md explains it."""
 
 from moet.store.counters import Counters
+from moet.store.host import HostClass, HostStore, SlotLayout
 from moet.store.pager import Pager, RowSource, SlotClass
 
-__all__ = ["Counters", "Pager", "RowSource", "SlotClass"]
+__all__ = ["Counters", "HostClass", "HostStore", "Pager", "RowSource", "SlotClass", "SlotLayout"]

@@ -87,7 +87,7 @@ class Pager:
         for source in self.layers.values():
             source.geometry.slice(rank, world)  # says so if a rank would get no tile
         rows = (CLayer * len(self.layers))(
-            *[_c_layer(index, source) for index, source in self.layers.items()]
+            *[c_layer(index, source) for index, source in self.layers.items()]
         )
         options = COptions(
             budget_bytes=budget_bytes,
@@ -246,7 +246,8 @@ class Pager:
         self.close()
 
 
-def _c_layer(index: int, source: Source) -> CLayer:
+def c_layer(index: int, source: Source) -> CLayer:
+    """A layer as native code takes it."""
     g, path = source.geometry, bytes(source.path) if source.path else None
     return CLayer(
         path, source.data_offset, source.experts, g.format_index, g.hidden, g.inter, g.biased, index
