@@ -5,6 +5,8 @@
 
 constexpr i32 kMaxExperts = 1024;   // of a layer
 constexpr i32 kMaxWaves = 64;
+constexpr i32 kMaxStaging = 1024;   // slots of a class
+constexpr i32 kResolveThreads = 1024;   // of the block that resolves: a thread for each expert, and for each staging slot
 
 // The slots of one class (layers whose rows take one slot size), as cache/reference.py defines them. In device memory.
 struct SlotClass {
@@ -30,7 +32,14 @@ struct Step {
   i32 expert, row, slot;            // row: within the class. slot: index into the pool, ring slots included
   i32 wave, hit;                    // hit: nothing to fetch
   i32 pair_begin, pair_count;       // its (token, place) pairs in Plan.pairs
-  i32 reserved;
+  i32 reserved;                     // of a scan's absent row: its position in Absent, else -1
+};
+
+// How far fetch is with a row; its own.
+struct Fetching {
+  u64 location;                     // where the row lies in the arena, as read before its copy
+  u32 request;                      // the number of its last request, if there is one
+  u32 phase;                        // see fetch.cuh
 };
 
 // The layer in flight; written by resolve, read by the launches behind it. In device memory.
@@ -40,13 +49,31 @@ struct Plan {
   i32 reserved;
   u32 ticket[kMaxWaves];            // blocks of wave w's first GEMM that have begun
   u32 item[2][kMaxWaves];           // work handed out in wave w's first and second GEMM
+  u32 drawn[kMaxWaves];             // shares of rows handed out to the fetching blocks of wave w
+  u64 stall[kMaxWaves];             // the longest that a block of wave w's first GEMM waited for rows; the next resolve adds it to the counters
   u32 ready[kMaxExperts];           // of a step: parts of its row that landed; kFailedRow: it cannot be read
-  u32 copied[kMaxExperts];          // of a step: parts whose copy ended, whatever came of it (fetch's own)
+  u32 copied[kMaxExperts];          // of a step: parts whose copy ended, and flags (fetch's own)
   i32 order[kMaxExperts];           // steps in the order in which fetch takes them (fetch's own; -1: not known yet)
+  Fetching fetching[kMaxExperts];   // of a step
   Step steps[kMaxExperts];          // by wave, within a wave in the order of the specification
-  i32* pairs;                       // [tokens * top_k]: token * top_k + place, by step, ascending within one
+  i32* pairs;                       // [tokens * top_k]: token * top_k + place, by expert, ascending within one
+  const u32* ring_ready;            // of a scan: Absent.ready, which Step.reserved indexes; else null
 };
 constexpr u32 kFailedRow = 0x80000000u;
+
+// Rows of a layer without a valid slot, for a scan: the ring's content, wave after wave. In device memory, two of them: the next layer's is made, and its
+// rows are fetched, while this layer's is read.
+struct Absent {
+  i32 count, waves, ring, reserved; // ring: rows of a wave
+  i32 position[kMaxExperts];        // of an expert in `steps`; -1: it has a slot, or is not asked for
+  u32 ticket[kMaxWaves];            // blocks of wave w's fetch_ring that have begun
+  u32 drawn[kMaxWaves];
+  u32 ready[kMaxExperts];           // as Plan's, by position
+  u32 copied[kMaxExperts];
+  i32 order[kMaxExperts];
+  Fetching fetching[kMaxExperts];
+  Step steps[kMaxExperts];          // ascending experts; no pairs
+};
 
 // Requests for rows that are only on disk, and where the others are. In pinned host memory; written by both sides.
 //
@@ -94,4 +121,19 @@ struct LayerArgs {
   i32 tokens, top_k, experts;
   i32 cls, first_row;               // the class's number; row of expert 0 within it
   i32 begins_step;                  // the first layer of a step: clears timed_out
+};
+
+// Of the scans' kernels (scan.cuh).
+struct ScanArgs {
+  LayerArgs layer;
+  Absent* absent;                   // of this layer
+  i32 wave;                         // fetch_ring: which one
+  i32 ahead;                        // absent_rows: 1: every expert without a slot; 0: those that the layer's topk_ids route to
+};
+
+// Of resolve_lookup.
+struct LookupArgs {
+  LayerArgs layer;
+  i32* list;                        // [1 + capacity]: how many, then rows within the class
+  i32 capacity, reserved;
 };
