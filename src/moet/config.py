@@ -22,6 +22,9 @@ class MoetConfig:
     io_threads: threads that read rows; direct_io: bypass the page cache where the file system allows it.
     preheat: fill the arena at start with the rows that were hottest last time.
     scan_tokens: a step in which one request has more new tokens than this is a scan: its rows do not evict those that decoding uses.
+    gpu_gib: memory for slots on each GPU, in GiB. gpu_percent: the same as a percentage of the bytes of the rows there. Neither: sized after the KV cache.
+    fetch_blocks: thread blocks of a layer's first GEMM that copy missing rows (4 reach 95 % of the link). ring_rows: rows in each half of the ring that prefills
+      stream through. wait_limit_s: a GPU that has seen no progress for this long gives a row up and fails the requests of the step. All three: CUDA only.
     heat_dir: folder where the heat of a model's experts is kept between runs; empty: ~/.cache/moet/heat.
     run_dir: folder for the counters that /metrics shows; empty: one is made under the temporary folder and removed at the end.
     """
@@ -34,6 +37,11 @@ class MoetConfig:
     direct_io: bool = True
     preheat: bool = True
     scan_tokens: int = 16
+    gpu_gib: float = 0.0
+    gpu_percent: float = 0.0
+    fetch_blocks: int = 4
+    ring_rows: int = 32
+    wait_limit_s: float = 30.0
     heat_dir: str = ""
     run_dir: str = ""
 
@@ -42,16 +50,22 @@ class MoetConfig:
             raise ConfigError(f"moet.precision: expected one of {get_args(Precision)}, found {self.precision!r}")
         if self.activations not in get_args(Activations):
             raise ConfigError(f"moet.activations: expected one of {get_args(Activations)}, found {self.activations!r}")
-        if isinstance(self.ram_gib, bool) or not isinstance(self.ram_gib, int | float) or not 0 <= self.ram_gib < 1 << 20:
-            raise ConfigError(f"moet.ram_gib: expected GiB as a number >= 0 (0: all rows), found {self.ram_gib!r}")
-        if isinstance(self.ram_percent, bool) or not isinstance(self.ram_percent, int | float) or not 0 <= self.ram_percent <= 100:
-            raise ConfigError(f"moet.ram_percent: expected 0 to 100 (0: not set), found {self.ram_percent!r}")
-        if self.ram_gib and self.ram_percent:
-            raise ConfigError(f"moet.ram_gib and moet.ram_percent: expected one of them, found {self.ram_gib} and {self.ram_percent}")
+        for tier, rest in (("ram", "all rows"), ("gpu", "sized after the KV cache")):
+            gib, percent = getattr(self, f"{tier}_gib"), getattr(self, f"{tier}_percent")
+            if not _is_number(gib) or not 0 <= gib < 1 << 20:
+                raise ConfigError(f"moet.{tier}_gib: expected GiB as a number >= 0 (0: {rest}), found {gib!r}")
+            if not _is_number(percent) or not 0 <= percent <= 100:
+                raise ConfigError(f"moet.{tier}_percent: expected 0 to 100 (0: not set), found {percent!r}")
+            if gib and percent:
+                raise ConfigError(f"moet.{tier}_gib and moet.{tier}_percent: expected one of them, found {gib} and {percent}")
         if isinstance(self.scan_tokens, bool) or not isinstance(self.scan_tokens, int) or self.scan_tokens < 1:
             raise ConfigError(f"moet.scan_tokens: expected a number of tokens >= 1, found {self.scan_tokens!r}")
-        if not isinstance(self.io_threads, int) or not 1 <= self.io_threads <= 256:
-            raise ConfigError(f"moet.io_threads: expected 1 to 256, found {self.io_threads!r}")
+        for name, most in (("io_threads", 256), ("fetch_blocks", 64), ("ring_rows", 1024)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ConfigError(f"moet.{name}: expected 1 to {most}, found {value!r}")
+        if not _is_number(self.wait_limit_s) or not 0.1 <= self.wait_limit_s <= 3600:
+            raise ConfigError(f"moet.wait_limit_s: expected 0.1 to 3600 seconds, found {self.wait_limit_s!r}")
         for name in ("direct_io", "preheat"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"moet.{name}: expected true or false, found {getattr(self, name)!r}")
@@ -74,3 +88,13 @@ class MoetConfig:
             return int(all_rows * self.ram_percent / 100) if self.ram_percent < 100 else 0
         budget = int(self.ram_gib * GIB)
         return budget if budget < all_rows else 0
+
+    def gpu_bytes(self, all_rows: int) -> int | None:
+        """Of one GPU whose rows take `all_rows` bytes, at most that; None: sized after the KV cache."""
+        if self.gpu_percent:
+            return int(all_rows * self.gpu_percent / 100)
+        return min(int(self.gpu_gib * GIB), all_rows) if self.gpu_gib else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,6 +13,7 @@ def activate() -> None:
     from moet.engine.vllm import compat
 
     compat.check()
+    compat.check_cuda()
     from moet.engine.vllm import cpu_linear, failure, loader, quant, shutdown
 
     quant.register()

@@ -42,8 +42,16 @@ def find(target: str) -> Any:
     return found.__func__ if isinstance(found, classmethod | staticmethod) else found
 
 
+def check_cuda() -> None:
+    """`check`, of what is touched on a GPU only. A version without such a table is refused later, with everything else (moet.engine.vllm.refuse_gpu)."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cuda() and "cuda" in SIGNATURES[version()]:
+        check("cuda")
+
+
 def check(group: str = "engine") -> None:
-    """Raises EngineError that lists everything of `group` ("engine" or "http") that is not as recorded for this version."""
+    """Raises EngineError that lists everything of `group` ("engine", "http" or "cuda") that is not as recorded for this version."""
     series, wrong = version(), []
     for target, expected in SIGNATURES[series][group].items():
         try:

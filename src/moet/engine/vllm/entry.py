@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from moet.config import MoetConfig
+from moet.engine.vllm import graphs
 from moet.engine.vllm import run as runs
+from moet.engine.vllm.refuse_gpu import WORKER
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError
 
@@ -64,12 +66,32 @@ def begin(args: Any) -> Run | None:
             args.quantization = "moet"
     if args.load_format in ("auto", "hf", "safetensors"):
         args.load_format = "moet"
+    device = device_type()
+    if device == "cuda":
+        gpu_defaults(args)
     several = args._api_process_count > 1 and args._api_process_rank >= 0
     launcher = os.getppid() if several else os.getpid()
-    run_dir = runs.make_run_dir(settings, launcher)
+    run_dir = runs.make_run_dir(settings, launcher, device)
     if not settings.run_dir and launcher == os.getpid():
         atexit.register(remove, run_dir, launcher)
     return Run(str(folder.resolve()), packed, settings, run_dir)
+
+
+def device_type() -> str:
+    from vllm.platforms import current_platform
+
+    return current_platform.device_type
+
+
+def gpu_defaults(args: Any) -> None:
+    """A worker that sizes the slots between KV cache and capture, and graphs of whole decode steps, unless the user chose."""
+    from vllm.config import CUDAGraphMode
+    from vllm.logger import init_logger
+
+    if args.worker_cls == "auto":
+        args.worker_cls = WORKER
+    if graphs.set_default(args, CUDAGraphMode.FULL_DECODE_ONLY):
+        init_logger("vllm.moet").info("moet: cudagraph_mode FULL_DECODE_ONLY: decode steps are captured whole, steps with prefills run eagerly")
 
 
 def finish(config: Any, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The experts of one worker process: one ExpertRuntime, shared by the model and its drafter, closed when the process or the engine ends."""
+"""The experts of one worker process, shared by the model and its drafter, closed when the process or the engine ends. Here: a CPU's; device_experts.py has a GPU's."""
 
 import json
 import re
@@ -16,6 +16,7 @@ from moet.cache.heat import save_heat
 from moet.checkpoint import Checkpoint
 from moet.config import MoetConfig
 from moet.engine.packcache import default_dir
+from moet.engine.vllm import step
 from moet.engine.vllm.failure import Words
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError, StoreError
@@ -34,10 +35,19 @@ _shared: "weakref.WeakValueDictionary[Run, Experts]" = weakref.WeakValueDictiona
 
 def of(run: Run, config: Any) -> "Experts":
     """The experts of this process for `run`; the layers' methods keep them alive, so they go with the engine."""
-    found = _shared.get(run)
+    found = existing(run)
     if found is None:
-        found = _shared[run] = Experts(run, config)
+        kind = Experts
+        if config.device_config.device_type == "cuda":
+            from moet.engine.vllm.device_experts import DeviceExperts
+
+            kind = DeviceExperts
+        found = _shared[run] = kind(run, config)
     return found
+
+
+def existing(run: Run) -> "Experts | None":
+    return _shared.get(run)
 
 
 class Experts:
@@ -51,11 +61,18 @@ class Experts:
         self.spec = spec_of(json.loads((Path(run.source) / "config.json").read_text()))
         self.heat = heat_file(run.settings, opened, self.rank, self.world) if isinstance(opened, Pack) else None
         self.precision, self.fingerprint = run.settings.precision, getattr(opened, "fingerprint", "")
+        self.open(run, opened, config)
+
+    def open(self, run: Run, opened: Pack | Checkpoint, config: Any) -> None:
+        self.scan_tokens = run.settings.scan_tokens
         self.runtime = open_runtime(run, opened, self.heat, self.rank, self.world)
         self.saved = time.monotonic()
+        self.close_with(ExpertRuntime.close, self.runtime)
+
+    def close_with(self, close: Any, *arguments: Any) -> None:
         # Workers leave through multiprocessing's exit functions, the engine's own process through atexit: both close (and save the heat), once.
-        self._closer = weakref.finalize(self, ExpertRuntime.close, self.runtime)
-        Finalize(None, self._closer, exitpriority=10)
+        self.close = weakref.finalize(self, close, *arguments)
+        Finalize(None, self.close, exitpriority=10)
 
     def layer_index(self, prefix: str) -> int:
         """Number of the layer that vLLM calls `prefix`. Raises EngineError if the model has no routed experts there."""
@@ -83,7 +100,17 @@ class Experts:
         if wrong:
             raise EngineError(f"{prefix}: vLLM builds this layer differently: " + "; ".join(wrong))
 
-    def forward(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, scan: bool) -> torch.Tensor:
+    def forward(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the routed sum, [T, hidden], of x [T, hidden] with weights and ids [T, k]; zeros in rows that are no tokens."""
+        now = step.current(self.scan_tokens, x.shape[0])
+        if now.rows is None:
+            return self.compute(layer, x, weights, ids, now.scan)
+        out = torch.zeros_like(x)
+        if len(now.rows):
+            out[now.rows] = self.compute(layer, x[now.rows], weights[now.rows], ids[now.rows], now.scan)
+        return out
+
+    def compute(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, scan: bool) -> torch.Tensor:
         """See ExpertRuntime.forward. A row that cannot be read gives zeros, and the failure word says so (moet.engine.vllm.failure)."""
         try:
             out = self.runtime.forward(layer, x.contiguous(), weights.float().contiguous(), ids.int().contiguous(), scan)
@@ -123,14 +150,16 @@ def open_runtime(run: Run, opened: Pack | Checkpoint, heat: Path | None, rank: i
             opened, budget_bytes=budget, io_threads=settings.io_threads, direct_io=settings.direct_io,
             heat_file=heat, preheat=settings.preheat, **options,
         )  # fmt: skip
-    info = {
-        "fingerprint": getattr(opened, "fingerprint", ""),
-        "budget_bytes": budget,
-        "row_format": formats_of(opened, settings.precision),
-        "scheme": "" if settings.precision != "base" else opened.manifest.scheme if isinstance(opened, Pack) else PLAIN_SCHEME,
-    }
-    write_info(run, rank, info)
+    write_info(run, rank, info_of(opened, settings.precision) | {"budget_bytes": budget, "activations": settings.activations})
     return runtime
+
+
+def info_of(opened: Pack | Checkpoint, precision: str) -> dict[str, Any]:
+    return {
+        "fingerprint": getattr(opened, "fingerprint", ""),
+        "row_format": formats_of(opened, precision),
+        "scheme": "" if precision != "base" else opened.manifest.scheme if isinstance(opened, Pack) else PLAIN_SCHEME,
+    }
 
 
 def rows_of(opened: Pack | Checkpoint, precision: str) -> list[Rows | RowSource]:

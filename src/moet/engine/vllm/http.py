@@ -24,7 +24,7 @@ def mode() -> dict[str, Any]:
     info = metrics.read(run)[0]["info"]
     return {
         "precision": run.settings.precision,
-        "activations": run.settings.activations,
+        "activations": info["activations"],
         "experts": "pack" if run.packed else "encoded at start",
         "row_format": info["row_format"],
         "scheme": info["scheme"],

@@ -7,7 +7,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from moet.engine.vllm import experts, step
+from moet.engine.vllm import experts
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError
 
@@ -22,7 +22,6 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         self.experts = experts.of(run, config)
         self.layer = self.experts.layer_index(prefix)
         self.experts.check_layer(self.layer, layer, prefix)
-        self.scan_tokens = run.settings.scan_tokens
 
     def create_weights(
         self,
@@ -56,27 +55,19 @@ class MoetExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any,
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
-        """x [T, hidden] float32 or bfloat16, topk_weights and topk_ids [T, k] -> this rank's part of the routed sum, [T, hidden]."""
+        """x [T, hidden] float32 or bfloat16 (on a GPU bfloat16), topk_weights and topk_ids [T, k] -> this rank's part of the routed sum, [T, hidden]."""
         if torch.compiler.is_compiling():
             return torch.ops.moet.routed_experts(x, topk_weights, topk_ids, layer.layer_name)
-        return self.forward(x, topk_weights, topk_ids)
-
-    def forward(self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
-        now = step.current(self.scan_tokens, x.shape[0])
-        if now.rows is None:
-            return self.experts.forward(self.layer, x, topk_weights, topk_ids, now.scan)
-        out = torch.zeros_like(x)
-        if len(now.rows):
-            out[now.rows] = self.experts.forward(self.layer, x[now.rows], topk_weights[now.rows], topk_ids[now.rows], now.scan)
-        return out
+        return self.experts.forward(self.layer, x, topk_weights, topk_ids)
 
 
 def routed_experts(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: str) -> torch.Tensor:
-    # On CPUs vLLM's compiled graph goes through the MoE layer into apply(); as one opaque op it needs neither tracing nor guards.
+    # On CPUs vLLM's compiled graph goes through the MoE layer into apply(); as one opaque op it needs neither tracing nor guards. (On GPUs the layer is
+    # vLLM's own opaque op, so apply() is never compiled.)
     method = get_forward_context().no_compile_layers[layer_name].routed_experts.quant_method
     if not isinstance(method, MoetExpertsMethod):
         raise EngineError(f"{layer_name}: expected moet's method, found {type(method).__name__}")
-    return method.forward(x, topk_weights, topk_ids)
+    return method.experts.forward(method.layer, x, topk_weights, topk_ids)
 
 
 def routed_experts_fake(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: str) -> torch.Tensor:

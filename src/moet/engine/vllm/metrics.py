@@ -30,6 +30,23 @@ COUNTERS = {  # name without moet: and _total -> (help, words of the block with 
     "checksum_failures": ("Rows that did not match their checksums", {"checksum_failures": {}}),
     "io_errors": ("Rows that the system could not read", {"io_errors": {}}),
 }
+DEVICE_COUNTERS = {  # of a GPU: name -> (help, key in the file that moet.engine.vllm.watch writes, what to multiply it by)
+    "gpu_expert_hits": ("Experts of a layer that had a GPU slot when asked for", "hits", 1),
+    "gpu_expert_misses": ("Experts of a layer that had to be fetched into a GPU slot", "misses", 1),
+    "gpu_scan_hits": ("Experts of a prefill's layer that had a GPU slot", "scan_hits", 1),
+    "gpu_scan_misses": ("Experts of a prefill's layer that streamed through the ring", "scan_misses", 1),
+    "gpu_fetched_rows": ("Rows copied to the GPU", "fetched_rows", 1),
+    "gpu_fetched_bytes": ("Bytes copied to the GPU", "fetched_bytes", 1),
+    "gpu_arena_misses": ("Rows that were not in RAM when the GPU fetched them, and had to be read first", "arena_misses", 1),
+    "gpu_torn_copies": ("Copies repeated because the row lost its arena slot meanwhile", "torn_copies", 1),
+    "gpu_failed_rows": ("Rows that the GPU did not get", "failed_rows", 1),
+    "gpu_timeouts": ("Waits that ended after moet.wait_limit_s without progress", "timeouts", 1),
+    "gpu_extra_waves": ("Waves beyond the first of a layer", "waves", 1),
+    "gpu_layers": ("MoE layers computed", "layers", 1),
+    "gpu_steps": ("Steps computed, a drafter's own included", "steps", 1),
+    "gpu_fetch_seconds": ("Time from a layer's first fetched byte to its last", "fetch_nanoseconds", 1e-9),
+    "gpu_stall_seconds": ("Time that a layer's matrix product waited for rows, its longest block", "stall_nanoseconds", 1e-9),
+}
 GAUGES = {
     "arena_mapped_bytes": ("Bytes mapped for expert rows", "arena_bytes"),
     "arena_slots": ("Slots of the arena", "arena_slots"),
@@ -69,7 +86,7 @@ class MoetCollector(Collector):
         info = GaugeMetricFamily("moet:info", "What the experts are", labels=["precision", "activations", "source", "fingerprint", "row_format", "scheme"])
         run, first = RUNS[-1], ranks[0]["info"]
         info.add_metric(
-            [run.settings.precision, run.settings.activations, "pack" if run.packed else "checkpoint", *(first[x] for x in ("fingerprint", "row_format", "scheme"))], 1
+            [run.settings.precision, first["activations"], "pack" if run.packed else "checkpoint", *(first[x] for x in ("fingerprint", "row_format", "scheme"))], 1
         )
         yield info
         for name, (text, words) in COUNTERS.items():
@@ -82,6 +99,7 @@ class MoetCollector(Collector):
         for name, (text, word) in GAUGES.items():
             yield gauge(name, text, {rank["rank"]: rank["words"][word] for rank in ranks})
         yield gauge("arena_budget_bytes", "What the arena may map", {rank["rank"]: rank["info"]["budget_bytes"] or rank["words"]["arena_bytes"] for rank in ranks})
+        yield from device(ranks)
         wait = CounterMetricFamily("moet:read_wait_seconds", "Time that layers waited for rows", labels=["rank"])
         latency = HistogramMetricFamily("moet:read_latency_seconds", "From a row's first read to its last byte", labels=["rank"])
         for rank in ranks:
@@ -90,6 +108,20 @@ class MoetCollector(Collector):
             latency.add_sample("moet:read_latency_seconds_count", {"rank": rank["rank"]}, sum(rank["latency"]))
         yield wait
         yield latency
+
+
+def device(ranks: list[dict[str, Any]]) -> Iterator[Metric]:
+    """What GPUs add, of the ranks that have one and are past their start."""
+    found = [rank for rank in ranks if rank["device"] is not None]
+    if not found:
+        return
+    for name, (text, key, scale) in DEVICE_COUNTERS.items():
+        family = CounterMetricFamily(f"moet:{name}", text, labels=["rank"])
+        for rank in found:
+            family.add_metric([rank["rank"]], rank["device"][key] * scale)
+        yield family
+    yield gauge("gpu_slot_bytes", "GPU memory for expert slots", {rank["rank"]: rank["info"]["gpu_slot_bytes"] for rank in found})
+    yield gauge("gpu_coverage", "Part of the experts' rows that have a GPU slot at once", {rank["rank"]: rank["info"]["gpu_coverage"] for rank in found})
 
 
 def gauge(name: str, text: str, values: dict[str, float]) -> GaugeMetricFamily:
@@ -114,5 +146,7 @@ def read(run: Run) -> list[dict[str, Any]]:
     for path in sorted(Path(run.run_dir).glob("rank-*.json"), key=lambda p: int(p.stem.removeprefix("rank-"))):
         rank = path.stem.removeprefix("rank-")
         block = counters.read(run.counters_path(int(rank)))
-        out.append({"rank": rank, "info": json.loads(path.read_text()), "words": block.as_dict(), "latency": block.latency})
+        there = run.device_counters_path(int(rank))
+        device = json.loads(there.read_text()) if there.exists() else None
+        out.append({"rank": rank, "info": json.loads(path.read_text()), "words": block.as_dict(), "latency": block.latency, "device": device})
     return out

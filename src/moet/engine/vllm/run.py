@@ -13,6 +13,7 @@ from moet.config import MoetConfig
 from moet.errors import EngineError
 
 PREFIX = f"moet-{os.getuid()}-"
+SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Run:
     def counters_path(self, rank: int) -> Path:
         return self.counters_dir / f"rank-{rank}.counters"
 
+    def device_counters_path(self, rank: int) -> Path:
+        """What the kernels of a GPU counted; only there (moet.engine.vllm.watch)."""
+        return self.counters_dir / f"rank-{rank}.device"
+
 
 def restore(source: str, packed: bool, settings: dict[str, Any], run_dir: str) -> Run:
     from moet.engine.vllm.activate import activate
@@ -60,18 +65,24 @@ def of(config: Any) -> Run | None:
 _made = 0
 
 
-def make_run_dir(settings: MoetConfig, launcher: int) -> str:
-    """The folder of the next run of process `launcher`. An API server of several, forked or spawned by it, gets the folder of its only run."""
+def make_run_dir(settings: MoetConfig, launcher: int, device: str = "cpu") -> str:
+    """The folder of the next run of process `launcher`. An API server of several, forked or spawned by it, gets the folder of its only run.
+
+    device: for "cuda" it is on tmpfs, because the driver pins no page of a file on a disk. Raises EngineError if moet.run_dir is not.
+    """
     global _made
+    if device == "cuda" and settings.run_dir and SHM not in Path(settings.run_dir).resolve().parents:
+        raise EngineError(f"moet.run_dir {settings.run_dir}: expected a folder under {SHM}, found another; the GPU counts failed rows in a page there, which it can only pin on tmpfs")
     if settings.run_dir:
         named = Path(settings.run_dir)
         named.mkdir(parents=True, exist_ok=True)
         if launcher == os.getpid():  # an earlier run's failures are not this one's
-            for path in [*named.glob("rank-*"), named / "failures"]:
+            for path in [*named.glob("rank-*"), *named.glob("failures*")]:
                 path.unlink(missing_ok=True)
         return settings.run_dir
-    remove_stale()
-    path = Path(tempfile.gettempdir()) / f"{PREFIX}{launcher}-{_made if launcher == os.getpid() else 0}"
+    base = SHM if device == "cuda" else Path(tempfile.gettempdir())
+    remove_stale(base)
+    path = base / f"{PREFIX}{launcher}-{_made if launcher == os.getpid() else 0}"
     _made += 1
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid():
@@ -79,9 +90,9 @@ def make_run_dir(settings: MoetConfig, launcher: int) -> str:
     return str(path)
 
 
-def remove_stale() -> None:
+def remove_stale(base: Path) -> None:
     """Removes run folders of processes that are gone (killed, so they could not do it)."""
-    for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+    for path in base.glob(PREFIX + "*"):
         launcher = path.name.removeprefix(PREFIX).split("-")[0]
         if launcher.isdecimal() and not Path(f"/proc/{launcher}").exists():
             shutil.rmtree(path, ignore_errors=True)

@@ -59,6 +59,7 @@ _SAME: Final[dict[str, dict[str, str]]] = {
         "vllm.v1.engine.core:EngineCoreProc._handle_shutdown": "self",
         "vllm.v1.engine.core:EngineCoreProc._send_abort_outputs": "self, aborted_reqs",
         "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": "self, request_ids, finished_status",
+        "vllm.v1.core.sched.scheduler:Scheduler.set_pause_state": "self, pause_state",
         "vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks": "self, block_ids",
     },
     "http": {
@@ -67,5 +68,31 @@ _SAME: Final[dict[str, dict[str, str]]] = {
     },
 }  # fmt: skip
 
-# No parameter of these differs between the two versions. Where one does, its version gets a table of its own: {**_SAME, "engine": {**_SAME["engine"], ...}}.
-SIGNATURES: Final[dict[str, dict[str, dict[str, str]]]] = {"0.32": _SAME, "0.33": _SAME}
+# Runner V2 of 0.33, which the GPU path is made for. What moet overrides is Worker's; of the rest it relies on what they hand on.
+_CUDA: Final[dict[str, str]] = {
+    "vllm.v1.worker.gpu_worker:Worker.load_model": "self, *, load_dummy_weights=",
+    "vllm.v1.worker.gpu_worker:Worker.determine_available_memory": "self",
+    "vllm.v1.worker.gpu_worker:Worker.initialize_from_config": "self, kv_cache_config",
+    "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model": "self",
+    "vllm.v1.worker.gpu_worker:Worker.get_kv_cache_spec": "self",
+    "vllm.v1.worker.gpu_worker:Worker.shutdown": "self",
+    "vllm.v1.kv_cache_interface:KVCacheSpec.max_memory_usage_bytes": "self, vllm_config",
+    "vllm.v1.worker.gpu.block_table:BlockTables.compute_slot_mappings": (
+        "self, idx_mapping, query_start_loc, positions, num_tokens_padded, out="
+    ),
+    "vllm.v1.worker.gpu.block_table:BlockTables.get_dummy_slot_mappings": "self, num_tokens",
+    "vllm.v1.worker.gpu.attn_utils:build_slot_mappings_by_layer": "slot_mappings, kv_cache_config",
+    "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.__init__": (
+        "self, vllm_config, device, cudagraph_mode, decode_query_len, lora_capture_cases=, varlen_decode=, ubatch_runner="
+    ),
+    "vllm.v1.worker.gpu.cudagraph_utils:prepare_inputs_to_capture": (
+        "num_reqs, num_tokens, model_state, input_buffers, block_tables, attn_groups, kv_cache_config, full_cudagraph, max_query_len=, pcp_manager="
+    ),
+    "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator._run_model": (
+        "self, num_tokens, attn_metadata, slot_mappings, num_tokens_across_dp, cudagraph_runtime_mode=, mm_inputs="
+    ),
+}  # fmt: skip
+
+# No parameter of the others differs between the two versions. Where one does, its version gets a table of its own:
+# {**_SAME, "engine": {**_SAME["engine"], ...}}.
+SIGNATURES: Final[dict[str, dict[str, dict[str, str]]]] = {"0.32": _SAME, "0.33": {**_SAME, "cuda": _CUDA}}

@@ -1,0 +1,124 @@
+"""The experts of one worker on a GPU: rows in pinned RAM (HostStore), slots and kernels on the device (DeviceRuntime).
+
+The order of a start: the store is opened and pinned, and the runtime made, while vLLM builds the model (so its profile counts their memory); rows are read in
+the background from then on; slots are allocated when the KV cache has its memory; graphs are captured; then, and not before, the device is armed, and the hottest rows
+move into the slots. Rows of steps before that are zeros.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+
+from moet.cache.heat import load_heat
+from moet.checkpoint import Checkpoint
+from moet.engine.vllm import step
+from moet.engine.vllm.experts import Experts, bytes_of, info_of, write_info
+from moet.engine.vllm.memory import Needs, gib
+from moet.engine.vllm.run import Run
+from moet.engine.vllm.watch import Watch
+from moet.moe.encode import check_room, put_all, row_sources
+from moet.pack import Pack
+
+logger = init_logger("vllm.moet")
+
+
+class DeviceExperts(Experts):
+    def open(self, run: Run, opened: Pack | Checkpoint, config: Any) -> None:
+        from moet.moe.device import DeviceRuntime
+        from moet.store.host import HostStore
+        from moet.store.pinned import cuda_register
+
+        self.run, settings, scheduler = run, run.settings, config.scheduler_config
+        self.limits = (settings.scan_tokens, decode_tokens(config))
+        self.slot_layers: frozenset[str] = frozenset()
+        self.ready = False  # slots are allocated
+        packed = isinstance(opened, Pack)
+        sources = {i: f.rows(settings.precision) for i, f in opened.layers.items()} if packed else row_sources(opened, settings.precision)
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.budget = ram_bytes(settings, opened, self.world)
+        if not packed:
+            check_room(sources, self.budget, self.rank, self.world)
+        self.store = HostStore(
+            sources, ram_bytes=self.budget, rank=self.rank, world=self.world, io_threads=settings.io_threads, direct_io=settings.direct_io,
+            counters_path=run.counters_path(self.rank), failures_path=self.words.device_path, register=cuda_register,
+        )  # fmt: skip
+        if self.store.warning:
+            logger.warning("moet: %s", self.store.warning)
+        self.runtime = DeviceRuntime(
+            self.store, activation=opened.activation if packed else opened.spec.activation, top_k=self.spec.top_k, device=self.device,
+            max_tokens=scheduler.max_num_batched_tokens, decode_tokens=self.limits[1], ring_rows=settings.ring_rows, fetch_blocks=settings.fetch_blocks,
+            limit_s=settings.wait_limit_s,
+        )  # fmt: skip
+        self.known_heat = None
+        if self.heat and settings.preheat:
+            self.known_heat = load_heat(self.heat, self.fingerprint, self.precision, {index: source.experts for index, source in sources.items()})
+        self.info = info_of(opened, settings.precision) | {"budget_bytes": self.budget, "activations": "bf16"}
+        write_info(run, self.rank, self.info)
+        if not packed:
+            put_all(opened, sources, self.store, torch.get_num_threads())
+        wanted = packed and (settings.preheat or any(c.resident for c in self.store.classes))
+        # A native call without a CUDA call in it, so graphs can be captured meanwhile.
+        self.filling = ThreadPoolExecutor(1, "moet-fill").submit(self.store.fill, self.known_heat) if wanted else None
+        heat = (self.heat, self.fingerprint, self.precision) if self.heat else None
+        self.watch = Watch(self.runtime, self.store, self.words, self.rank, run.device_counters_path(self.rank), heat)
+        self.close_with(close, self.watch, self.filling, self.runtime, self.store)
+
+    def needs(self, kv_all: int, kv_one: int) -> Needs:
+        return Needs(self.rows_bytes, self.runtime.gpu_bytes_minimum(), kv_all, kv_one)
+
+    @property
+    def rows_bytes(self) -> int:
+        return sum(c.slot_bytes * c.rows for c in self.store.classes)
+
+    def allocate(self, slots: int, kv: int, slot_layers: frozenset[str]) -> None:
+        """slots: bytes of slots; kv: of the KV cache, for the log."""
+        self.slot_layers = slot_layers
+        self.runtime.allocate(slots if slots < self.rows_bytes else 0)
+        self.ready = True
+        coverage = self.runtime.coverage()
+        self.info |= {"gpu_slot_bytes": slots, "gpu_coverage": coverage}
+        write_info(self.run, self.rank, self.info)
+        logger.info(
+            "moet: GPU memory: %s GiB of slots hold %.1f %% of the experts' %s GiB, %s GiB are the KV cache's; arena in RAM: %s",
+            gib(slots), 100 * coverage, gib(self.rows_bytes), gib(kv), f"{gib(self.budget)} GiB" if self.budget else "all rows",
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """After capture: fills the slots and lets the device page. Raises what reading the rows raised."""
+        if self.filling:
+            self.filling.result()
+        self.runtime.arm(True)
+        if self.run.settings.preheat:
+            self.runtime.preload(self.known_heat)  # through the pager's own path, so armed
+            self.words.forgive(self.rank)
+        self.watch.start()
+
+    def forward(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        if not self.ready:  # profiling: graphs are captured once before slots exist, to see how much memory they take
+            return torch.zeros_like(x)
+        now = step.current_on_device(*self.limits, self.slot_layers, x.shape[0], torch.cuda.is_current_stream_capturing())
+        if now.kv_slots is None:
+            return torch.zeros_like(x)
+        return self.runtime.forward(layer, x.contiguous(), weights.float().contiguous(), ids.int().contiguous(), now.kv_slots, now.scan)
+
+
+def close(watch: Watch, filling: Future[int] | None, runtime: Any, store: Any) -> None:
+    watch.stop()
+    if filling:
+        wait([filling])
+    runtime.close()
+    store.close()
+
+
+def decode_tokens(config: Any) -> int:
+    """Rows of the largest step without a prefill: each request's token and its drafts (runner V2: decode_query_len)."""
+    spec = config.speculative_config
+    per_request = 1 + (spec.num_speculative_tokens or 0 if spec is not None else 0)
+    return min(config.scheduler_config.max_num_seqs * per_request, config.scheduler_config.max_num_batched_tokens)
+
+
+def ram_bytes(settings: Any, opened: Pack | Checkpoint, world: int) -> int:
+    """Of this rank's arena, 0 for all rows."""
+    return settings.budget_bytes(bytes_of(opened, settings.precision)) // world

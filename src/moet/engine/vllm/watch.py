@@ -1,0 +1,106 @@
+"""Reads a GPU's counters once a second, beside the steps: into a file that /metrics shows. Keeps the heat file, and says why a row failed."""
+
+import json
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger
+
+from moet.cache.heat import save_heat
+from moet.engine.vllm.failure import LATE, Words
+from moet.errors import MoetError
+
+logger = init_logger("vllm.moet")
+LOOK_SECONDS = 0.05  # at the failure word: plain memory
+COUNTERS_SECONDS = 1.0
+STORE_SECONDS = 5.0  # the store hears only of rows that were not in RAM: told what the GPU uses, it keeps that
+HEAT_SECONDS = 60.0  # vLLM kills its workers when a server is stopped without --shutdown-timeout; then at most this much heat is lost
+
+
+class Watch:
+    """A thread that is started after the last graph was captured: a CUDA call of another thread breaks a capture.
+
+    path: the counters, as JSON. heat: arguments of save_heat before the heat itself, or None: not kept. Reading counters orders nothing on the GPU after
+    the steps in flight and waits for none of them (DeviceRuntime.counters).
+    """
+
+    def __init__(self, runtime: Any, store: Any, words: Words, rank: int, path: Path, heat: tuple[Path, str, str] | None) -> None:
+        self.runtime, self.store, self.words, self.rank, self.path, self.heat = runtime, store, words, rank, path, heat
+        self.ending = threading.Event()
+        self.thread: threading.Thread | None = None
+        self.failures = self.errors = 0
+
+    def start(self) -> None:
+        self.failures = self.words.device_count(self.rank)
+        self.thread = threading.Thread(target=self._run, name="moet-watch", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        every = {self.count: COUNTERS_SECONDS, self.tell_store: STORE_SECONDS, self.save_heat: HEAT_SECONDS}
+        now = time.monotonic()
+        due = {action: now + seconds for action, seconds in every.items()}
+        try:
+            while not self.ending.wait(LOOK_SECONDS):
+                self.explain()
+                now = time.monotonic()
+                for action, at in due.items():
+                    if now >= at:
+                        due[action] = now + every[action]
+                        action()
+        except (OSError, RuntimeError, MoetError) as e:
+            logger.error("moet: counters are no longer read: %s", e)
+
+    def explain(self) -> None:
+        """Says why the GPU has counted a failure since the last look."""
+        count = self.words.device_count(self.rank)
+        if count == self.failures:
+            return
+        self.failures = count
+        counters = self.store.counters()
+        errors = counters.io_errors + counters.checksum_failures
+        text = self.store.failure_text() if errors != self.errors else LATE
+        self.errors = errors
+        self.words.tell(self.rank, text or LATE, count)
+        logger.error("moet: %s", text or LATE)
+
+    def count(self) -> None:
+        write(self.path, asdict(self.runtime.counters()))
+
+    def tell_store(self) -> None:
+        if self.store.mailbox:
+            self.store.set_heat(self.runtime.heat())
+
+    def save_heat(self) -> None:
+        if self.heat is None:
+            return
+        try:
+            save_heat(*self.heat, self.runtime.heat())
+        except OSError as e:
+            logger.warning("moet: heat file %s cannot be written (%s); the next start will be cold", self.heat[0], e.strerror)
+            self.heat = None
+
+    def stop(self) -> None:
+        """Ends the thread and, if it ever ran, writes counters and heat a last time."""
+        self.ending.set()
+        if self.thread is None:
+            return
+        self.thread.join()
+        self.thread = None
+        try:
+            self.count()
+            self.save_heat()
+        except (OSError, RuntimeError, MoetError) as e:
+            logger.warning("moet: the last counters and heat were not saved: %s", e)
+
+
+def write(path: Path, values: dict[str, Any]) -> None:
+    """Appears whole. Nothing if the run's folder is gone already."""
+    partial = path.with_suffix(".tmp")
+    try:
+        partial.write_text(json.dumps(values))
+        partial.replace(path)
+    except FileNotFoundError:
+        pass
