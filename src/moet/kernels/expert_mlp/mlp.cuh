@@ -84,7 +84,11 @@ DEVICE bool draw(Plan& plan, u32* counter, i32 tokens, i32 strips, Work& work) {
   }
   return false;
 }
-DEVICE bool failed(const Plan& plan, i32 step) { return load_acquire_gpu(&plan.ready[step]) == kFailedRow; }
+// Of a row whose fetch is over.
+DEVICE bool failed(const Plan& plan, i32 step) {
+  const i32 position = plan.steps[step].reserved;   // in the ring
+  return (plan.ring_ready && position >= 0 ? plan.ring_ready[position] : plan.ready[step]) == kFailedRow;
+}
 
 // The B fragments of a chunk for 8 rows of activations: `row` is row g's, or null; `columns` are there, later ones are zeros.
 DEVICE void load_activations(const u16* row, i32 chunk, i32 columns, i32 t, u32 (&b)[4][2]) {

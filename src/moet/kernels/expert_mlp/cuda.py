@@ -1,0 +1,46 @@
+"""The expert MLP on a GPU: the arguments of its kernels (mlp.cuh) and the modules that hold them, one a row format."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+from moet.errors import ConfigError
+from moet.kernels.paging.state import LayerArgs
+from moet.layout import RowGeometry, RowSlice
+from moet.models import Activation
+
+SOURCES = ("expert_mlp/small.cuh", "expert_mlp/large.cuh", "expert_mlp/combine.cuh")
+SMALL_THREADS, LARGE_THREADS, COMBINE_THREADS = 256, 128, 256
+SMALL_TOKENS, LARGE_STRIPS = 8, 4   # pairs of a block's tile in small.cuh, strips of a block in large.cuh
+
+
+class MlpArgs(ctypes.Structure):
+    """Of every kernel here; see mlp.cuh."""
+
+    _fields_ = [
+        ("layer", LayerArgs),
+        *[(name, c_void_p) for name in ("x", "act", "y", "weights", "out")],
+        *[(name, c_int64) for name in ("w13", "w2", "extras", "act_stride")],
+        *[(name, c_int32) for name in ("hidden", "inter", "tile_begin", "tiles", "biased", "adds_bias", "oai", "limited")],
+        *[(name, c_float) for name in ("limit", "alpha")],
+        *[(name, c_int32) for name in ("wave", "fetchers")],
+    ]
+
+
+def act_stride(tiles: int) -> int:
+    """Columns of a row of `act`: whole chunks of 64."""
+    return -(-tiles // 2) * 64
+
+
+def mlp_args(geometry: RowGeometry, part: RowSlice, segments: tuple[int, int, int], activation: Activation, rank: int) -> MlpArgs:
+    """The fields that a layer's every launch shares. segments: where w13, w2 and extras start in a slot.
+
+    Raises ConfigError for a hidden size that is no multiple of 8: activations are read 16 bytes at a time.
+    """
+    if geometry.hidden % 8:
+        raise ConfigError(f"hidden size: expected a multiple of 8 on a GPU, found {geometry.hidden}")
+    tiles = part.tile_end - part.tile_begin
+    return MlpArgs(
+        w13=segments[0], w2=segments[1], extras=segments[2], act_stride=act_stride(tiles), hidden=geometry.hidden, inter=geometry.inter,
+        tile_begin=part.tile_begin, tiles=tiles, biased=geometry.biased, adds_bias=rank == 0, oai=activation.kind == "swiglu_oai",
+        limited=activation.limit is not None, limit=activation.limit or 0.0, alpha=activation.alpha,
+    )  # fmt: skip

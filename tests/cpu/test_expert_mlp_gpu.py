@@ -1,0 +1,182 @@
+"""The GPU's expert MLP, its own source run by the emulator, against the float64 reference: every row format, both sizes of kernels, routings of all kinds."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from moet.kernels.expert_mlp import reference
+from moet.kernels.expert_mlp.cuda import COMBINE_THREADS, LARGE_THREADS, SMALL_THREADS, SOURCES, MlpArgs, act_stride, mlp_args
+from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
+from moet.layout import FORMATS, RowGeometry, pack_row
+from moet.models import Activation
+from tests.cpu.emulator.build import EmulatedModule
+from tests.cpu.layout_cases import random_expert
+
+BF16 = 2.0**-8   # relative error of one rounding to bf16, both ways
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(x: np.ndarray) -> np.ndarray:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def row_of(geometry: RowGeometry, seed: int) -> np.ndarray:
+    row, expert = np.zeros(geometry.row_bytes, np.uint8), random_expert(geometry, seed)
+    pack_row(geometry, expert.gate, expert.up, expert.down, row)
+    return row
+
+
+class Bench:
+    """One layer with all rows in slots, in a permuted order, and scratch that is NaN."""
+
+    def __init__(self, geometry: RowGeometry, activation: Activation, experts: int, seed: int, rank: int = 0, world: int = 1) -> None:
+        rng = np.random.default_rng(seed)
+        self.geometry, self.activation, self.experts, self.rank, self.world = geometry, activation, experts, rank, world
+        self.rows = [row_of(geometry, 100 * seed + e) for e in range(experts)]
+        part = geometry.slice(rank, world)
+        size = -(-part.nbytes // 4096) * 4096
+        self.pool = np.zeros((experts, size), np.uint8)
+        self.slots = rng.permutation(experts)
+        starts = np.cumsum([0, part.segments[0][1], part.segments[1][1]])
+        for e, row in enumerate(self.rows):
+            for start, (offset, length) in zip(starts, part.segments, strict=True):
+                self.pool[self.slots[e], start : start + length] = row[offset : offset + length]
+        self.args = mlp_args(geometry, part, tuple(int(s) for s in starts), activation, rank)
+        self.cls = SlotClass(rows=experts, slots=experts, slot_bytes=size, pool=self.pool.ctypes.data)
+        self.control = Control(armed=1)
+        self.module = EmulatedModule(SOURCES, {"FORMAT": geometry.format_index})
+
+    def plan(self, ids: np.ndarray) -> Plan:
+        flat = ids.ravel()
+        self.pairs = np.concatenate([np.flatnonzero(flat == e) for e in range(self.experts)]).astype(np.int32)
+        plan, at = Plan(pairs=self.pairs.ctypes.data, waves=1), 0
+        for e in np.unique(flat[flat >= 0]):
+            count = int((flat == e).sum())
+            step = plan.steps[plan.count]
+            step.expert = step.row = int(e)
+            step.slot, step.hit, step.pair_begin, step.pair_count = int(self.slots[e]), 1, at, count
+            at += count
+            plan.count += 1
+        for w in range(1, len(plan.wave_begin)):
+            plan.wave_begin[w] = plan.count
+        return plan
+
+    def run(self, x: np.ndarray, weights: np.ndarray, ids: np.ndarray, size: str, blocks: int = 3, kv_slots: np.ndarray | None = None) -> np.ndarray:
+        """uint16 (bf16) [tokens, hidden]; x is uint16."""
+        tokens, top_k = ids.shape
+        plan = self.plan(ids if kv_slots is None else np.where(kv_slots[:, None] < 0, -1, ids))
+        args = MlpArgs.from_buffer_copy(self.args)
+        act = np.full((tokens * top_k, act_stride(args.tiles)), 0x7FC1, np.uint16)
+        y = np.full((tokens * top_k, self.geometry.hidden), 0x7FC1, np.uint16)
+        out = np.full((tokens, self.geometry.hidden), 0x7FC1, np.uint16)
+        args.layer = LayerArgs(
+            slots=ctypes.addressof(self.cls), control=ctypes.addressof(self.control), plan=ctypes.addressof(plan), topk_ids=ids.ctypes.data,
+            kv_slots=0 if kv_slots is None else kv_slots.ctypes.data, tokens=tokens, top_k=top_k, experts=self.experts,
+        )  # fmt: skip
+        args.x, args.act, args.y, args.weights, args.out = (a.ctypes.data for a in (x, act, y, weights, out))
+        threads = SMALL_THREADS if size == "small" else LARGE_THREADS
+        self.module.launch(f"gate_up_{size}", blocks, threads, args)
+        self.module.launch(f"down_{size}", blocks, threads, args)
+        self.module.launch("combine", tokens * -(-(self.geometry.hidden // 8) // COMBINE_THREADS), COMBINE_THREADS, args)
+        return out
+
+    def check(self, x: np.ndarray, weights: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
+        """Within what rounding the middle values and each expert's answer to bf16 allows, and sums in float32."""
+        values = from_bf16(x)
+        wanted, bound = np.zeros(out.shape), np.zeros(out.shape)
+        for e in np.unique(ids[ids >= 0]):
+            answer, size = (
+                reference.expert_mlp(self.geometry, self.rows[e], values, self.activation, rank=self.rank, world=self.world, magnitude=m) for m in (False, True)
+            )
+            for k in range(ids.shape[1]):
+                here = (ids[:, k] == e)[:, None] * np.abs(weights[:, k : k + 1])
+                wanted += (ids[:, k] == e)[:, None] * weights[:, k : k + 1] * answer
+                bound += here * (BF16 * np.abs(answer) + size * (BF16 / 2 + 2.0**-16))
+        bound += BF16 * np.abs(wanted) + 1e-30
+        error = np.abs(from_bf16(out) - wanted)
+        assert np.isfinite(from_bf16(out)).all()
+        assert (error <= bound).all(), f"{(error / bound).max():.2f} times the bound"
+
+
+def routing(rng: np.random.Generator, tokens: int, top_k: int, experts: int) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
+    return rng.uniform(0.1, 1, (tokens, top_k)).astype(np.float32), ids
+
+
+CASES = [(f, size) for f in FORMATS for size in ("small", "large")]
+
+
+@pytest.mark.parametrize(("format", "size"), CASES)
+def test_formats(format, size):
+    rng = np.random.default_rng(1)
+    bench = Bench(RowGeometry(format, 160, 96, False), Activation(), 5, 2)
+    x = to_bf16(rng.standard_normal((11, 160)))
+    weights, ids = routing(rng, 11, 3, 5)
+    ids[4, 1] = -1
+    bench.check(x, weights, ids, bench.run(x, weights, ids, size))
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("activation", [Activation(limit=1.5), Activation("swiglu_oai", 7.0)])
+def test_activations_biases_and_odd_sizes(size, activation):
+    rng = np.random.default_rng(3)
+    bench = Bench(RowGeometry("mxfp4", 96, 160, True), activation, 3, 4)   # hidden is no multiple of 64, 5 tiles
+    x = to_bf16(rng.standard_normal((5, 96)))
+    weights, ids = routing(rng, 5, 2, 3)
+    bench.check(x, weights, ids, bench.run(x, weights, ids, size))
+    odd = Bench(RowGeometry("tcq2", 72, 40, False), activation, 3, 5)   # nor is inter one of 32
+    x = to_bf16(rng.standard_normal((5, 72)))
+    odd.check(x, weights, ids, odd.run(x, weights, ids, size))
+
+
+def test_ranks_add_up_to_the_whole():
+    rng = np.random.default_rng(6)
+    x, (weights, ids) = to_bf16(rng.standard_normal((3, 64))), routing(rng, 3, 2, 3)
+    for rank in range(2):
+        part = Bench(RowGeometry("tcq2", 64, 160, True), Activation(), 3, 7, rank, 2)
+        part.check(x, weights, ids, part.run(x, weights, ids, "small"))
+
+
+def test_one_expert_for_all_and_many_tokens():
+    rng = np.random.default_rng(8)
+    bench = Bench(RowGeometry("sym2", 64, 64, False), Activation(), 4, 9)
+    x = to_bf16(rng.standard_normal((150, 64)))
+    weights = rng.uniform(0.1, 1, (150, 1)).astype(np.float32)
+    ids = np.full((150, 1), 2, np.int32)
+    outs = [bench.run(x, weights, ids, size) for size in ("small", "large")]
+    for out in outs:
+        bench.check(x, weights, ids, out)
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_row_does_not_depend_on_its_batch(size):
+    rng = np.random.default_rng(10)
+    bench = Bench(RowGeometry("tcq2", 128, 64, False), Activation(), 4, 11)
+    x, (weights, ids) = to_bf16(rng.standard_normal((20, 128))), routing(rng, 20, 2, 4)
+    together = bench.run(x, weights, ids, size)
+    assert (together == bench.run(x, weights, ids, size, blocks=7)).all()
+    for t in (0, 7, 19):
+        alone = bench.run(x[t : t + 1].copy(), weights[t : t + 1].copy(), ids[t : t + 1].copy(), size)
+        assert (alone[0] == together[t]).all()
+    order = rng.permutation(4)   # the same rows in other slots
+    bench.pool, bench.slots = bench.pool[order].copy(), np.argsort(order)[bench.slots]
+    bench.cls.pool = bench.pool.ctypes.data
+    assert (together == bench.run(x, weights, ids, size)).all()
+
+
+def test_rows_that_are_no_tokens_give_zeros():
+    rng = np.random.default_rng(12)
+    bench = Bench(RowGeometry("tcq2", 64, 32, False), Activation(), 3, 13)
+    x, (weights, ids) = to_bf16(rng.standard_normal((4, 64))), routing(rng, 4, 2, 3)
+    kv_slots = np.array([5, -1, 0, -1], np.int64)
+    out = bench.run(x, weights, ids, "small", kv_slots=kv_slots)
+    assert (out[[1, 3]] == 0).all()
+    live = bench.run(x[[0, 2]].copy(), weights[[0, 2]].copy(), ids[[0, 2]].copy(), "small")
+    assert (out[[0, 2]] == live).all()
+    bench.control.armed = 0
+    assert (bench.run(x, weights, np.full_like(ids, -1), "small") == 0).all()
