@@ -20,6 +20,7 @@ from moet.engine.vllm.run import Run
 from moet.engine.vllm.watch import Watch
 from moet.moe.encode import check_room, put_all, row_sources
 from moet.pack import Pack
+from moet.store.budget import Machine, arena_budget
 
 logger = init_logger("vllm.moet")
 
@@ -46,11 +47,12 @@ class DeviceExperts(Experts):
         )  # fmt: skip
         if self.store.warning:
             logger.warning("moet: %s", self.store.warning)
-        self.runtime = DeviceRuntime(
-            self.store, activation=opened.activation if packed else opened.spec.activation, top_k=self.spec.top_k, device=self.device,
-            max_tokens=scheduler.max_num_batched_tokens, decode_tokens=self.limits[1], ring_rows=settings.ring_rows, fetch_blocks=settings.fetch_blocks,
-            limit_s=settings.wait_limit_s,
-        )  # fmt: skip
+        with torch.device("cpu"):  # vLLM builds models under its own default device; what the runtime puts on the GPU says so
+            self.runtime = DeviceRuntime(
+                self.store, activation=opened.activation if packed else opened.spec.activation, top_k=self.spec.top_k, device=self.device,
+                max_tokens=scheduler.max_num_batched_tokens, decode_tokens=self.limits[1], ring_rows=settings.ring_rows, fetch_blocks=settings.fetch_blocks,
+                limit_s=settings.wait_limit_s,
+            )  # fmt: skip
         self.known_heat = None
         if self.heat and settings.preheat:
             self.known_heat = load_heat(self.heat, self.fingerprint, self.precision, {index: source.experts for index, source in sources.items()})
@@ -120,5 +122,9 @@ def decode_tokens(config: Any) -> int:
 
 
 def ram_bytes(settings: Any, opened: Pack | Checkpoint, world: int) -> int:
-    """Of this rank's arena, 0 for all rows."""
-    return settings.budget_bytes(bytes_of(opened, settings.precision)) // world
+    """Of this rank's arena, 0 for all rows: as set, else all rows or what the machine has left. Raises StoreError if that is too little."""
+    rows = bytes_of(opened, settings.precision)
+    wanted = (settings.budget_bytes(rows) or rows) // world if settings.ram_gib or settings.ram_percent else None
+    found = arena_budget(Machine.read(), rows // world, wanted, world)
+    logger.info("moet: arena: %s", found.why)
+    return found.ram_bytes if found.ram_bytes < rows // world else 0
