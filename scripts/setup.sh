@@ -34,5 +34,5 @@ if [ "$tests" = yes ]; then
   files=(requirements/triton-interp-cpu/pyproject.toml requirements/triton-interp-cpu/triton_interp_cpu/*.py)
   once triton-interpreter --no-build-isolation ./requirements/triton-interp-cpu
 fi
-mapfile -t files < <(find native src setup.py pyproject.toml -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.toml' | sort)
+mapfile -t files < <(find native src setup.py pyproject.toml -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.py' -o -name '*.toml' | sort)
 once moet --no-build-isolation --force-reinstall .
