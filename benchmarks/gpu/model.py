@@ -10,7 +10,7 @@ from report import Report
 from rows import Shape, put_all
 
 from moet.models import Activation
-from moet.moe import DeviceRuntime
+from moet.moe.device import DeviceRuntime
 from moet.store import HostStore, RowSource
 from moet.store.pinned import cuda_register
 

@@ -14,9 +14,8 @@ from link import arena
 from residency import Residency
 from stack import SLEEP_CYCLES, Inputs, Stack
 
-from moet.kernels.paging.state import LayerArgs, LookupArgs
-from moet.moe import DeviceRuntime
-from moet.moe.device import RESOLVE_THREADS
+from moet.kernels.paging.state import RESOLVE_THREADS, LayerArgs, LookupArgs
+from moet.moe.device import DeviceRuntime
 
 
 class LookupRuntime(DeviceRuntime):
@@ -29,7 +28,7 @@ class LookupRuntime(DeviceRuntime):
 
     def resolve(self, args: LayerArgs, stream: int) -> None:
         lookup = LookupArgs(layer=args, list=self.missing.data_ptr(), capacity=len(self.missing) - 1)
-        self._modules[-1].launch("resolve_lookup", 1, RESOLVE_THREADS, lookup, stream=stream)
+        self.pager.launch("resolve_lookup", 1, RESOLVE_THREADS, lookup, stream=stream)
 
 
 @dataclass

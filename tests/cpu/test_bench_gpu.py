@@ -9,16 +9,17 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path += [str(BENCHMARKS), str(BENCHMARKS / "gpu")]
-import arithmetic  # noqa: E402
-import disk  # noqa: E402
-import routing  # noqa: E402
-from arithmetic import Samples  # noqa: E402
-from residency import Residency  # noqa: E402
-from rows import V4_FLASH, Shape, layers_of_rows, put_all, random_rows  # noqa: E402
+import arithmetic
+import checks
+import disk
+import routing
+from arithmetic import Samples
+from residency import Residency
+from rows import V4_FLASH, Shape, layers_of_rows, put_all, random_rows
 
-from moet.kernels import expert_mlp  # noqa: E402
-from moet.layout import check_row  # noqa: E402
-from moet.models import Activation  # noqa: E402
+from moet.kernels import expert_mlp
+from moet.layout import check_row
+from moet.models import Activation
 
 SMALL = Shape(layers=2, experts=6, hidden=256, inter=96)
 
@@ -145,6 +146,18 @@ class TestResidency:
             book.begin(rows.tolist())
             fresh.touch(rows)
         assert fresh.heat.tolist() == book.heat
+
+
+def test_outcomes_of_a_test_run_and_of_the_sanitizer():
+    found = checks.outcomes(
+        """<testsuites><testsuite><testcase classname="t" name="test_a"/><testcase classname="t" name="test_short_reads_b"><failure/></testcase>
+        <testcase classname="t" name="test_a_read_that_hangs"/><testcase classname="t" name="c"><skipped/></testcase></testsuite></testsuites>"""
+    )
+    tests, faults = checks.test_claims(found)
+    assert (tests.value, tests.target, tests.held) == (2, 3, False) and (faults.value, faults.target, faults.held) == (1, 2, False)
+    assert not any(c.held for c in checks.test_claims({"t::c": "skipped"})), "a run that ran nothing shows nothing"
+    assert checks.hazards("========= ERROR SUMMARY: 0 errors") == 0 and checks.hazards("========= ERROR SUMMARY: 1 error") == 1
+    assert checks.hazards("========= RACECHECK SUMMARY: 12 hazards displayed (3 errors, 9 warnings)") == 12 and checks.hazards("========= COMPUTE-SANITIZER") is None
 
 
 @pytest.mark.parametrize("format", ["tcq2", "sym2"])

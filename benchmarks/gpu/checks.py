@@ -1,0 +1,92 @@
+"""Runs the GPU tests, or compute-sanitizer over a reduced pager test, and writes what came of it.
+
+    python benchmarks/gpu/checks.py tests --out FOLDER        gpu-tests.json
+    python benchmarks/gpu/checks.py sanitize --out FOLDER     gpu-sanitize.json
+"""
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+import record
+from report import Report, arguments
+
+FAULTS = ("cannot_be_read", "short_reads", "hangs", "server_that_stopped")
+"""Of the names of the tests that break reads."""
+TOOLS = ("memcheck", "racecheck")
+
+
+def outcomes(junit: str) -> dict[str, str]:
+    """Test -> passed, failed or skipped, from a JUnit file's text."""
+    found = {}
+    for case in ET.fromstring(junit).iter("testcase"):
+        states = {child.tag for child in case}
+        found[f"{case.get('classname')}::{case.get('name')}"] = (
+            "failed" if states & {"failure", "error"} else "skipped" if "skipped" in states else "passed"
+        )
+    return found
+
+
+def hazards(log: str) -> int | None:
+    """Errors that compute-sanitizer counted; None if its summary is missing: then it did not run to its end."""
+    found = re.search(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", log)
+    return int(found[1] or found[2]) if found else None
+
+
+def test_claims(found: dict[str, str]) -> list[record.Claim]:
+    ran = {name: state for name, state in found.items() if state != "skipped"}
+    faults = {name: state for name, state in ran.items() if any(f in name for f in FAULTS)}
+    count = lambda states: sum(state == "passed" for state in states.values())
+    return [
+        record.Claim("G7.tests", "GPU tests that pass", count(ran), f"of {len(ran)}", max(len(ran), 1), "=="),
+        record.Claim("G7.faults", "those that break reads (EIO, short, late, hanging, no I/O thread): right values or a counted failure", count(faults), f"of {len(faults)}",
+                     max(len(faults), 1), "=="),
+    ]  # fmt: skip
+
+
+def run_tests(report: Report, folder: Path) -> None:
+    junit = folder / "gpu-tests.xml"
+    command = [sys.executable, "-m", "pytest", "-q", str(record.ROOT / "tests" / "gpu"), "-p", "no:cacheprovider", f"--junitxml={junit}"]
+    with report.timed("tests"):
+        subprocess.run(command, cwd=record.ROOT, timeout=report.left, check=False)
+    found = outcomes(junit.read_text())
+    report.claims, report.samples = test_claims(found), {"tests": found}
+
+
+def run_sanitizer(report: Report, folder: Path) -> None:
+    for tool in TOOLS:
+        if not report.fits(tool, 30):
+            continue
+        log = folder / f"sanitize-{tool}.log"
+        command = ["compute-sanitizer", "--tool", tool, "--log-file", str(log), sys.executable, str(Path(__file__).parent / "reduced.py")]
+        with report.timed(tool):
+            try:
+                done = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True, timeout=report.left, check=False)
+                output, code = done.stdout + done.stderr, done.returncode
+            except subprocess.TimeoutExpired as e:
+                output, code = f"stopped after {e.timeout:.0f} s", -1
+        errors = hazards(log.read_text()) if log.exists() else None
+        report.samples[tool] = {"exit": code, "output": output[-4000:], "summary": log.read_text()[-2000:] if log.exists() else ""}
+        report.say(tool, errors, f"exit {code}", output[-500:])
+        failed = errors is None or code != 0
+        report.claims.append(record.Claim(f"G7.{tool}", f"errors that compute-sanitizer {tool} finds in the reduced pager test", -1 if failed and not errors else errors, "", 0, "=="))
+        report.write()
+
+
+def main() -> None:
+    parser = arguments(__doc__, 280)
+    parser.add_argument("what", choices=("tests", "sanitize"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = Report(options.out / f"gpu-{options.what}.json", "small layers of every row format", options.seconds)
+    {"tests": run_tests, "sanitize": run_sanitizer}[options.what](report, options.out)
+    report.finish()
+    sys.exit(not all(c.held for c in report.claims))
+
+
+if __name__ == "__main__":
+    main()

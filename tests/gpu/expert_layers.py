@@ -1,0 +1,156 @@
+"""Small layers of random experts for the GPU tests: their rows, a store and a runtime over them, and what the float64 reference makes of a batch."""
+
+import ctypes
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from layout_cases import random_expert
+
+from moet.kernels.expert_mlp import reference
+from moet.kernels.expert_mlp.cuda import SOURCES
+from moet.kernels.paging.state import WORKING, SlotClass
+from moet.layout import RowGeometry, pack_row
+from moet.models import Activation
+from moet.moe.device import PAGER_SOURCES, DeviceRuntime
+from moet.store import HostStore, RowSource
+from moet.store.pinned import cuda_register
+
+ALIGNED = 4096
+
+
+def expert_row(geometry: RowGeometry, seed: int) -> np.ndarray:
+    row, expert = np.empty(geometry.row_bytes, np.uint8), random_expert(geometry, seed)
+    pack_row(geometry, expert.gate, expert.up, expert.down, row)
+    return row
+
+
+@dataclass
+class Layers:
+    """`rows[layer]` is uint8 [experts, row_bytes]; all layers have as many experts."""
+
+    geometries: Mapping[int, RowGeometry]
+    experts: int
+    activation: Activation = field(default_factory=Activation)
+    rows: dict[int, np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = {
+            layer: np.stack([expert_row(geometry, 1000 * layer + e) for e in range(self.experts)]) for layer, geometry in self.geometries.items()
+        }
+
+    def write(self, folder: Path) -> dict[int, RowSource]:
+        """Row files as a pack has them."""
+        sources = {}
+        for layer, geometry in self.geometries.items():
+            path = folder / f"rows-{layer:03d}"
+            with path.open("wb") as file:
+                file.write(bytes(ALIGNED) + self.rows[layer].tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            sources[layer] = RowSource(geometry, self.experts, path, ALIGNED)
+        return sources
+
+    def store(self, folder: Path | None = None, **options) -> HostStore:
+        """Over row files in `folder`; without one, rows that are put and stay."""
+        if folder is None:
+            store = HostStore({layer: RowSource(g, self.experts) for layer, g in self.geometries.items()}, **options)
+            for layer, rows in self.rows.items():
+                for expert, row in enumerate(rows):
+                    store.put(layer, expert, row)
+        else:
+            store = HostStore(self.write(folder), **options)
+        return store
+
+    def reference(
+        self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, *, masked: Sequence[int] = (), without: Sequence[int] = ()
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """float64: the result [tokens, hidden]; a token's size, the root of the summed squares of its experts' weighted results; and [tokens, hidden]
+        magnitudes that float32 rounding scales with. `without`: experts that contribute zeros, `masked`: tokens that are none."""
+        rows, values, w, chosen = self.rows[layer], x.double().cpu().numpy(), weights.double().cpu().numpy(), ids.cpu().numpy()
+        out, squares, magnitude = np.zeros(values.shape), np.zeros(len(values)), np.zeros(values.shape)
+        for expert in set(chosen.ravel().tolist()) - set(without):
+            tokens, places = np.nonzero(chosen == expert)
+            keep = [i for i, t in enumerate(tokens) if t not in masked]
+            tokens, places = tokens[keep], places[keep]
+            if expert < 0 or not len(tokens):
+                continue
+            arguments = (self.geometries[layer], rows[expert], values[tokens], self.activation)
+            part = reference.expert_mlp(*arguments) * w[tokens, places, None]
+            np.add.at(out, tokens, part)
+            np.add.at(squares, tokens, (part**2).sum(-1))
+            np.add.at(magnitude, tokens, reference.expert_mlp(*arguments, magnitude=True) * np.abs(w[tokens, places, None]))
+        return out, np.sqrt(squares), magnitude
+
+
+# Activations between the GEMMs, an expert's result and the layer's are BF16: each off by at most 2^-8, and by 2^-8 / sqrt(3) or less in the root mean square. Float32
+# sums add less than a hundredth of that. Of a token's result, relative to its size; doubled, since small layers have few values to average over:
+ROUNDING = 2 * 3**0.5 * 2**-8 / 3**0.5
+# Of one value, relative to the magnitudes that it sums, all three at their worst:
+ROUNDING_WORST = 3 * 2**-8 + 2**-15
+
+
+def check(found: torch.Tensor, expected: tuple[np.ndarray, np.ndarray, np.ndarray], what: object = "") -> None:
+    """Asserts that a BF16 result is the reference's within the format's rounding, and zero where nothing was routed."""
+    out, size, magnitude = expected
+    difference = found.double().cpu().numpy() - out
+    assert np.isfinite(difference).all(), what
+    assert not found.cpu()[torch.from_numpy(size == 0)].any(), (what, "tokens that are routed nowhere must give zeros")
+    live = size > 0
+    relative = np.sqrt((difference[live] ** 2).sum(-1)) / size[live]
+    assert relative.max(initial=0) < ROUNDING, (what, int(relative.argmax()), relative.max())
+    assert (np.abs(difference) <= ROUNDING_WORST * magnitude + 1e-30).all(), what
+
+
+def batch(
+    tokens: int, hidden: int, experts: int, top_k: int, seed: int = 0, device: torch.device | str = "cpu", popularity: np.ndarray | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, topk_weights, topk_ids: random, with outlier channels as hidden states have them. popularity: [experts], of a draw without replacement."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, hidden)).astype(np.float32)
+    x[:, rng.integers(0, hidden, max(1, hidden // 50))] *= 20
+    noise = rng.gumbel(size=(tokens, experts)) + (0 if popularity is None else np.log(popularity))
+    ids = np.argsort(-noise, axis=1)[:, :top_k].astype(np.int32)
+    weights = rng.uniform(0.05, 1, (tokens, top_k)).astype(np.float32)
+    return torch.from_numpy(x).bfloat16().to(device), torch.from_numpy(weights).to(device), torch.from_numpy(ids).to(device)
+
+
+def open_runtime(store: HostStore, layers: Layers, top_k: int, emulated: bool, **options) -> DeviceRuntime:
+    settings = {"max_tokens": 320, "decode_tokens": 320, "ring_rows": 4, "fetch_blocks": 4, "limit_s": 5.0} | options
+    if emulated:
+        settings["modules"] = {-1: emulated_module(-1), **{g.format_index: emulated_module(g.format_index) for g in layers.geometries.values()}}
+    return DeviceRuntime(store, activation=layers.activation, top_k=top_k, device=torch.device("cpu" if emulated else "cuda"), **settings)
+
+
+@functools.cache
+def emulated_module(format: int):
+    """The pager's kernels (-1) or a row format's, for the CPU."""
+    from tests.cpu.emulator.build import EmulatedModule
+
+    return EmulatedModule(PAGER_SOURCES, {}) if format < 0 else EmulatedModule(SOURCES, {"FORMAT": format})
+
+
+def registration(emulated: bool):
+    """What a store needs to pin its memory; None where the device is the CPU."""
+    return None if emulated else cuda_register
+
+
+def table(runtime: DeviceRuntime, cls: int, pool: bool = False) -> dict[str, object]:
+    """The bookkeeping of a class as it is in device memory: numpy arrays, `staged` a mask over the slots; with `pool`, the slots' bytes too."""
+    tables = runtime.tables
+    if tables.device.type == "cuda":
+        torch.cuda.synchronize()
+    arrays, size = tables._arrays[cls], ctypes.sizeof(SlotClass)
+    c = SlotClass.from_buffer_copy(tables._classes[cls * size : (cls + 1) * size].cpu().numpy().tobytes())
+    found: dict[str, object] = {name: getattr(c, name) for name in ("rows", "slots", "staging", "ring", "evictions", "admitted", "touches")}
+    for name in ("slot_of", "row_of", "heat", "valid", "stamp"):
+        values = getattr(arrays, name).cpu().numpy()
+        found[name] = values if name in ("slot_of", "heat") else values[: c.slots]
+    found["staged"] = found["stamp"] != WORKING
+    if pool:
+        found["pool"] = arrays.pool.cpu().numpy().reshape(-1, c.slot_bytes)[: c.slots]
+    return found
