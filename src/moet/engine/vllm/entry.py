@@ -11,7 +11,6 @@ from typing import Any
 from moet.config import MoetConfig
 from moet.engine.vllm import graphs
 from moet.engine.vllm import run as runs
-from moet.engine.vllm.refuse_gpu import WORKER
 from moet.engine.vllm.run import Run
 from moet.errors import EngineError
 
@@ -87,6 +86,8 @@ def gpu_defaults(args: Any) -> None:
     """A worker that sizes the slots between KV cache and capture, and graphs of whole decode steps, unless the user chose."""
     from vllm.config import CUDAGraphMode
     from vllm.logger import init_logger
+
+    from moet.engine.vllm.refuse_gpu import WORKER
 
     if args.worker_cls == "auto":
         args.worker_cls = WORKER

