@@ -42,6 +42,7 @@ class Scale:
         self.heat: dict[tuple[str, int], dict[int, np.ndarray]] = {}
         self.resident: dict[tuple[str, int], Run] = {}
         self.paged: list[Run] = []
+        self.coverage: dict[str, float] = {}   # as it came out in whole slots
         self.replayed: list[replay.Replayed] = []
         self.router = Router(shape, device)
         self.link = link.measure(store, device)
@@ -66,6 +67,7 @@ class Scale:
             runtime.preload(self.heat.get((kind, tokens)))
             runtime.arm(True)
             run = timed_steps(stack, graph, runtime, inputs, self.batches[tokens], coverage, keep_ids=coverage == 1)
+            self.coverage[run.samples.name] = runtime.coverage()
             if coverage == 1:
                 self.resident[kind, tokens] = run
                 self.heat[kind, tokens] = heat_of(run.ids[:warm_up], self.shape.experts)
@@ -105,7 +107,7 @@ class Scale:
         """Puts a run into the report: samples, numbers, whether its outputs are the resident run's."""
         steps, facts = run.samples, self.report.facts
         whole = self.resident.get((steps.routing, steps.tokens))
-        row = {**spread(steps.seconds), "tok_per_s_back_to_back": run.per_s, "launch_ms": run.launch_ms}
+        row = {**spread(steps.seconds), "coverage": self.coverage[steps.name], "tok_per_s_back_to_back": run.per_s, "launch_ms": run.launch_ms}
         if whole is not None:
             resident_s = statistics.median(whole.samples.seconds)
             row |= arithmetic.summary(steps, resident_s, self.link["bytes_per_s"])
