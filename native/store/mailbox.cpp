@@ -86,18 +86,22 @@ bool MailboxServer::taken(uint32_t number) const {
          mailbox_.posted.load(std::memory_order_acquire) - number > kMailboxSize;
 }
 
+// Before any victim is chosen. A failure that its request has not seen may have been overwritten, because another one asked for the
+// row and got it: then it gets the row too.
 void MailboxServer::release_taken() {
   const auto done = [&](const Held& h) {
     if (!taken(h.number)) return false;
-    shelves_[h.cls].unpin(h.slot);
+    if (h.slot >= 0) shelves_[h.cls].unpin(h.slot);
     return true;
   };
   held_.erase(std::remove_if(held_.begin(), held_.end(), done), held_.end());
+  for (Held& h : held_)
+    if (h.slot < 0 && (h.slot = shelves_[h.cls].slot_of(h.row)) >= 0) shelves_[h.cls].pin(h.slot);
 }
 
-void MailboxServer::hold(uint32_t number, int32_t cls, int32_t slot) {
+void MailboxServer::hold(uint32_t number, int32_t cls, int32_t row, int32_t slot) {
   shelves_[cls].pin(slot);
-  held_.push_back({number, cls, slot});
+  held_.push_back({number, cls, row, slot});
   if (!shelves_[cls].busy(slot)) return;
   for (Open& o : open_)
     if (o.cls == cls && o.slot == slot) o.number = number;   // a failure is said to the newest who asks
@@ -126,7 +130,7 @@ bool MailboxServer::accept() {
       waiting_[cls].push_back({next_, row});
       continue;
     }
-    hold(next_, cls, slot);
+    hold(next_, cls, row, slot);
   }
   return true;
 }
@@ -151,10 +155,11 @@ bool MailboxServer::land() {
     }
     const std::string why = reader_.failure(all);
     reader_.set_state(all, SlotState::kEmpty);
-    const auto of_slot = [&](const Held& h) { return h.cls == o.cls && h.slot == o.slot; };
-    for (const Held& h : held_)
-      if (of_slot(h)) shelf.unpin(h.slot);
-    held_.erase(std::remove_if(held_.begin(), held_.end(), of_slot), held_.end());
+    for (Held& h : held_)
+      if (h.cls == o.cls && h.slot == o.slot) {
+        shelf.unpin(h.slot);
+        h.slot = -1;
+      }
     shelf.give_up(o.slot);
     fail(o.number, o.cls, o.row, why);
   }
@@ -189,7 +194,7 @@ bool MailboxServer::start() {
         reader_.set_state(jobs_.back().slot, SlotState::kEmpty);   // its old bytes are no row any more
         open_.push_back({number, static_cast<int32_t>(c), slot, row});
       }
-      hold(number, static_cast<int32_t>(c), slot);
+      hold(number, static_cast<int32_t>(c), row, slot);
     }
   }
   if (jobs_.empty()) return any;

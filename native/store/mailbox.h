@@ -42,7 +42,7 @@ class MailboxServer {
   std::string failure();           // of the last request that failed; empty if none has
 
  private:
-  struct Held { uint32_t number; int32_t cls, slot; };           // a slot kept until its request is taken
+  struct Held { uint32_t number; int32_t cls, row, slot; };      // a slot kept until its request is taken; -1: its read failed
   struct Open { uint32_t number; int32_t cls, slot, row; };      // a read that runs
   struct Waiting { uint32_t number; int32_t row; };
 
@@ -54,7 +54,7 @@ class MailboxServer {
   bool start();
   void release_taken();
   bool taken(uint32_t number) const;
-  void hold(uint32_t number, int32_t cls, int32_t slot);
+  void hold(uint32_t number, int32_t cls, int32_t row, int32_t slot);
   void fail(uint32_t number, int32_t cls, int32_t row, const std::string& why);
 
   Mailbox& mailbox_;
