@@ -1,0 +1,90 @@
+"""One engine of vLLM over the demo's pack, in a process of its own: asks, disturbs the rows' way to the GPU, asks again. Its answers as JSON.
+
+    python tests/gpu/engine_child.py PACK OUT.json [--mtp] [--faults]
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+TOKENS = 24
+EIO, SHORT, DELAY, FLIP = 0, 1, 2, 3   # HostStore.inject
+
+
+class Engine:
+    def __init__(self, pack: str, mtp: bool) -> None:
+        import moet.engine.vllm
+        from moet.moe.device import DeviceRuntime
+
+        moet.engine.vllm.register()
+        allocate = DeviceRuntime.allocate
+        DeviceRuntime.allocate = lambda runtime, gpu_bytes=0: allocate(runtime, gpu_bytes, runtime.gpu_bytes_minimum())   # resize may go there later
+        from vllm import LLM
+
+        settings = {"gpu_percent": 100, "ram_percent": 30, "wait_limit_s": 3, "heat_dir": str(Path(pack).parent / "heat")}
+        self.llm = LLM(
+            model=pack, dtype="bfloat16", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=1024, seed=0, kv_cache_memory_bytes=1 << 28,
+            gpu_memory_utilization=0.5, disable_log_stats=True, compilation_config={"mode": 0}, additional_config={"moet": settings}, **(MTP if mtp else {}),
+        )  # fmt: skip
+        from moet.engine.vllm import experts
+
+        config = self.llm.llm_engine.vllm_config
+        self.mode = config.compilation_config.cudagraph_mode.name
+        self.experts = experts.existing(config.additional_config)
+        self.runtime, self.store = self.experts.runtime, self.experts.store
+
+    def ask(self, prompts: int = 3) -> dict:
+        from vllm import SamplingParams
+
+        texts = ["Hello world, this is a test of paging", "abc", "The quick brown fox jumps over the lazy dog. " * 3][:prompts]
+        outputs = self.llm.generate(texts, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True), use_tqdm=False)
+        return {"ids": [list(o.outputs[0].token_ids) for o in outputs], "reasons": [o.outputs[0].finish_reason for o in outputs]}
+
+    def cold(self) -> None:
+        self.runtime.resize(self.runtime.gpu_bytes_minimum())
+
+    def inject(self, kind: int, value: int, times: int) -> None:
+        """Into every row of every layer."""
+        for layer, source in self.store.layers.items():
+            for expert in range(source.experts):
+                self.store.inject(layer, expert, kind, value, times)
+
+
+def main() -> None:
+    pack, out, *options = sys.argv[1:]
+    engine = Engine(pack, "--mtp" in options)
+    found = {"mode": engine.mode, "armed_before": engine.runtime.counters().hits + engine.runtime.counters().misses, "coverage": engine.runtime.coverage()}
+    found["resident"] = engine.ask()
+    engine.cold()
+    found["cold"] = engine.ask()
+    found["counters"] = {"misses": engine.runtime.counters().misses, "arena_misses": engine.runtime.counters().arena_misses}
+    found["one"] = engine.ask(1)
+    if "--faults" in options:
+        words = engine.experts.words
+        for name, kind, value, times in (("delay", DELAY, 20_000, 1), ("short", SHORT, 4096, 3)):
+            engine.inject(kind, value, times)
+            engine.cold()
+            found[name] = engine.ask()
+            engine.inject(kind, value, 0)
+        found["failures_before"] = words.count(0)
+        for name, kind, value in (("eio", EIO, 5), ("flip", FLIP, 100)):
+            engine.inject(kind, value, 1 << 30)
+            engine.cold()
+            found[name] = engine.ask() | {"why": words.message(0)}
+            engine.inject(kind, value, 0)
+            found[f"after_{name}"] = engine.ask()
+        engine.store.stop_server()
+        engine.cold()
+        found["dead"] = engine.ask() | {"why": words.message(0)}
+        engine.runtime.resize(0)   # what the arena holds can still be asked for; what it does not, fails again, and again in bounded time
+        found["still_dead"] = engine.ask()
+    Path(out).write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
