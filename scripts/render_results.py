@@ -70,8 +70,8 @@ def everything() -> str:
 
 
 def gpu_steps() -> str:
-    """One row for each configuration that gpu-scale.json timed; nothing before there is one."""
-    path = RESULTS / "gpu-scale.json"
+    """One row for each configuration that gpu_scale.json timed; nothing before there is one."""
+    path = RESULTS / "gpu_scale.json"
     if not path.exists():
         return ""
     result = json.loads(path.read_text())

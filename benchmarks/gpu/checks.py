@@ -1,7 +1,7 @@
 """Runs the GPU tests, or compute-sanitizer over a reduced pager test, and writes what came of it.
 
-    python benchmarks/gpu/checks.py tests --out FOLDER        gpu-tests.json
-    python benchmarks/gpu/checks.py sanitize --out FOLDER     gpu-sanitize.json
+    python benchmarks/gpu/checks.py tests --out FOLDER        gpu_tests.json
+    python benchmarks/gpu/checks.py sanitize --out FOLDER     gpu_sanitize.json
 """
 
 import re
@@ -49,7 +49,7 @@ def test_claims(found: dict[str, str]) -> list[record.Claim]:
 
 
 def run_tests(report: Report, folder: Path) -> None:
-    junit = folder / "gpu-tests.xml"
+    junit = folder / "gpu_tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", str(record.ROOT / "tests" / "gpu"), "-p", "no:cacheprovider", f"--junitxml={junit}"]
     with report.timed("tests"):
         subprocess.run(command, cwd=record.ROOT, timeout=report.left, check=False)
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("what", choices=("tests", "sanitize"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    report = Report(options.out / f"gpu-{options.what}.json", "small layers of every row format", options.seconds)
+    report = Report(options.out / f"gpu_{options.what}.json", "small layers of every row format", options.seconds, options.commit)
     {"tests": run_tests, "sanitize": run_sanitizer}[options.what](report, options.out)
     report.finish()
     sys.exit(not all(c.held for c in report.claims))

@@ -152,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     shape = Shape(**{**vars(TINY if options.tiny else V4_FLASH), "format": options.format})
     shape = replace(shape, layers=layers_that_fit(shape, options.folder))
-    report = Report(options.out / "gpu-nvme.json", f"base, bf16, {options.format} rows", options.seconds)
+    report = Report(options.out / "gpu_nvme.json", f"base, bf16, {options.format} rows", options.seconds, options.commit)
     report.facts["model"] = {"layers": shape.layers, "of": LAYERS, "experts": shape.experts, "rows_gib": round(shape.bytes / 2**30, 2), "format": shape.format}
     report.say(report.facts["model"])
     measure(shape, options.folder, torch.device("cuda"), report, (6, 4, 2) if options.tiny else PARTS)

@@ -89,7 +89,7 @@ def main() -> None:
     options = arguments(__doc__, 150).parse_args()
     shape = Shape(**{**vars(TINY if options.tiny else V4_FLASH), "format": options.format})
     device, tokens = torch.device("cuda"), 300 if options.tiny else TOKENS
-    report = Report(options.out / "gpu-prefill.json", f"base, bf16, {options.format} rows", options.seconds)
+    report = Report(options.out / "gpu_prefill.json", f"base, bf16, {options.format} rows", options.seconds, options.commit)
     with open_store(shape, report, device) as store:
         report.facts["link"] = link.measure(store, device)
         with runtime_over(store, shape, device, decode_tokens=16, max_tokens=tokens) as runtime:

@@ -1,6 +1,7 @@
 """A run: its time budget, its progress on stdout, and its result file, which is written anew after every part, so that a run that is stopped leaves what it measured."""
 
 import argparse
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,14 +13,16 @@ import record
 
 
 class Report:
-    """mode: of the result file. seconds: the budget; `left` says what remains of it."""
+    """mode: of the result file. seconds: the budget; `left` says what remains of it. commit: of the sources, where there is no git to ask."""
 
-    def __init__(self, out: Path, mode: str, seconds: float) -> None:
+    def __init__(self, out: Path, mode: str, seconds: float, commit: str = "") -> None:
         self.out, self.mode, self._start, self._seconds = out, mode, time.monotonic(), seconds
+        self._commit = {"commit": commit} if commit else {}
         self.claims: list[record.Claim] = []
         self.samples: dict[str, Any] = {}
         self.facts: dict[str, Any] = {"skipped": []}
         self.times: dict[str, float] = {}
+        self._gpu = gpu()
 
     @property
     def elapsed(self) -> float:
@@ -45,7 +48,7 @@ class Report:
         return _Timed(self, part)
 
     def write(self) -> None:
-        more = {"times_s": {k: round(v, 3) for k, v in self.times.items()}, **self.facts, **gpu()}
+        more = {"times_s": {k: round(v, 3) for k, v in self.times.items()}, **self.facts, **self._gpu, **self._commit}
         record.write(self.out, self.claims, self.samples, self.mode, **more)
 
     def finish(self) -> None:
@@ -70,20 +73,24 @@ class _Timed:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, memory, multiprocessors and driver of the GPU in use; empty without one."""
+    """Name, memory and driver of the first GPU, without starting CUDA in this process; empty without one."""
     import torch
 
-    if not torch.cuda.is_available():
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
         return {}
-    p = torch.cuda.get_device_properties(0)
-    return {"gpu": {"name": p.name, "memory_gib": round(p.total_memory / 2**30, 1), "multiprocessors": p.multi_processor_count, "cuda": torch.version.cuda}}
+    name, memory, driver = lines[0].split(", ")
+    return {"gpu": {"name": name, "memory": memory, "driver": driver, "cuda": torch.version.cuda}}
 
 
 def arguments(description: str | None, seconds: float) -> argparse.ArgumentParser:
-    """Parser with what every program here takes: --out, --seconds, --format, --tiny."""
+    """Parser with what every program here takes: --out, --seconds, --format, --tiny, --commit."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the result files")
     parser.add_argument("--seconds", type=float, default=seconds, help="stop cleanly after so long; parts that do not fit are named in the result")
     parser.add_argument("--format", choices=("tcq2", "sym2"), default="tcq2", help="of the rows")
     parser.add_argument("--tiny", action="store_true", help="a few small layers and few steps: tries the program, measures nothing")
+    parser.add_argument("--commit", default="", help="of the sources, where there is no git to ask")
     return parser

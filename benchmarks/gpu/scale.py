@@ -178,12 +178,12 @@ def measure(scale: Scale, prefill_report: Report | None, tokens_of_prefill: int)
 
 def main() -> None:
     parser = arguments(__doc__, 240)
-    parser.add_argument("--also-prefill", action="store_true", help="claim G5 too, into gpu-prefill.json")
+    parser.add_argument("--also-prefill", action="store_true", help="claim G5 too, into gpu_prefill.json")
     options = parser.parse_args()
     shape = Shape(**{**vars(TINY if options.tiny else V4_FLASH), "format": options.format})
     device, mode = torch.device("cuda"), f"base, bf16, {options.format} rows"
-    report = Report(options.out / "gpu-scale.json", mode, options.seconds)
-    prefill_report = Report(options.out / "gpu-prefill.json", mode, options.seconds) if options.also_prefill else None
+    report = Report(options.out / "gpu_scale.json", mode, options.seconds, options.commit)
+    prefill_report = Report(options.out / "gpu_prefill.json", mode, options.seconds, options.commit) if options.also_prefill else None
     with open_store(shape, report, device) as store:
         scale = Scale(shape, report, device, store, options.tiny)
         measure(scale, prefill_report, prefill.TOKENS if not options.tiny else 300)

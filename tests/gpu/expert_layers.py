@@ -16,7 +16,7 @@ from moet.kernels.expert_mlp.cuda import SOURCES
 from moet.kernels.paging.state import WORKING, SlotClass
 from moet.layout import RowGeometry, pack_row
 from moet.models import Activation
-from moet.moe.device import PAGER_SOURCES, DeviceRuntime
+from moet.moe.device import PAGER_SOURCES, DeviceCounters, DeviceRuntime
 from moet.store import HostStore, RowSource
 from moet.store.pinned import cuda_register
 
@@ -137,6 +137,13 @@ def emulated_module(format: int):
 def registration(emulated: bool):
     """What a store needs to pin its memory; None where the device is the CPU."""
     return None if emulated else cuda_register
+
+
+def counters(runtime: DeviceRuntime) -> DeviceCounters:
+    """Once the device is done: by itself `DeviceRuntime.counters` waits for nothing."""
+    if runtime.device.type == "cuda":
+        torch.cuda.synchronize()
+    return runtime.counters()
 
 
 def table(runtime: DeviceRuntime, cls: int, pool: bool = False) -> dict[str, object]:

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from expert_layers import Layers, batch, check, open_runtime, registration, table
+from expert_layers import Layers, batch, check, counters, open_runtime, registration, table
 from store_rows import DELAY, ERRNO, SHORT
 
 from moet.cache.reference import Bookkeeping
@@ -63,7 +63,7 @@ def test_slots_are_those_of_the_specification(layers, slots, tokens, opened, emu
     """The same traces as the CPU pager's test: every slot, heat and counter, and every value."""
     _, runtime = opened(layers, slots)
     book, totals = specification(runtime), np.zeros(3, int)
-    rng, start = np.random.default_rng(7), runtime.counters()
+    rng, start = np.random.default_rng(7), counters(runtime)
     for step in range(20 if emulated else 150):
         layer, scan = 3 + int(rng.integers(2)), step % 20 == 7
         x, weights, ids = batch(tokens, 64, EXPERTS, TOP_K, step, device_of(emulated), ZIPF)
@@ -80,9 +80,9 @@ def test_slots_are_those_of_the_specification(layers, slots, tokens, opened, emu
         assert np.flatnonzero(after["staged"]).tolist() == sorted(book.staging), step
         assert [s for s in np.argsort(after["stamp"], kind="stable").tolist() if after["staged"][s]] == book.staging, step
         assert (after["evictions"], after["admitted"]) == (book.evictions, book.admitted), step
-    counters = runtime.counters()
-    assert (counters.hits - start.hits, counters.misses - start.misses) == (totals[0], totals[1])
-    assert counters.fetched_rows - start.fetched_rows >= totals[1] and counters.failed_rows == 0
+    found = counters(runtime)
+    assert (found.hits - start.hits, found.misses - start.misses) == (totals[0], totals[1])
+    assert found.fetched_rows - start.fetched_rows >= totals[1] and found.failed_rows == 0
 
 
 def test_every_valid_slot_holds_its_rows_bytes(layers, opened, emulated):
@@ -103,7 +103,7 @@ def test_a_routing_that_touches_every_expert_through_the_fewest_slots(layers, op
         x, weights, _ = batch(EXPERTS // TOP_K, 64, EXPERTS, TOP_K, step, device_of(emulated))
         for layer, scan in ((3, False), (4, False), (3, True), (4, False)):
             check(runtime.forward(layer, x, weights, everyone, None, scan), layers.reference(layer, x, weights, everyone), (step, layer, scan))
-    assert runtime.counters().waves > 0
+    assert counters(runtime).waves > 0
 
 
 def test_a_prefill_leaves_the_working_set_of_decoding(layers, opened, emulated):
@@ -116,9 +116,9 @@ def test_a_prefill_leaves_the_working_set_of_decoding(layers, opened, emulated):
         for layer in (3, 4):
             call = batch(50, 64, EXPERTS, TOP_K, step, device_of(emulated))
             check(runtime.forward(layer, *call, None, True), layers.reference(layer, *call), (step, layer))
-    before = runtime.counters()
+    before = counters(runtime)
     decode()
-    after = runtime.counters()
+    after = counters(runtime)
     assert after.misses == before.misses and after.fetched_rows == before.fetched_rows and after.scan_misses > 0
 
 
@@ -147,9 +147,9 @@ def test_rows_from_disk(layers, arena_rows, verify, opened, emulated, tmp_path):
         layer, scan = 3 + step % 2, step % 10 == 9
         call = batch(1 + step % 7, 64, EXPERTS, TOP_K, step, device_of(emulated), ZIPF)
         check(runtime.forward(layer, *call, None, scan), layers.reference(layer, *call), (step, layer, scan))
-    counters = runtime.counters()
-    assert counters.failed_rows == counters.timeouts == 0 and store.failure_text() == ""
-    assert counters.arena_misses > 0
+    found = counters(runtime)
+    assert found.failed_rows == found.timeouts == 0 and store.failure_text() == ""
+    assert found.arena_misses > 0
 
 
 def failures(store) -> int:
@@ -172,7 +172,7 @@ def test_a_row_that_cannot_be_read_gives_zeros_and_is_counted(layers, scan, open
     store.inject(3, bad, ERRNO, errno.EIO, 1000)
     cold = runtime.forward(3, x, weights, ids, None, scan)
     check(cold, layers.reference(3, x, weights, ids, without=[bad]))
-    assert failures(store) > 0 and runtime.counters().failed_rows > 0
+    assert failures(store) > 0 and counters(runtime).failed_rows > 0
     assert f"layer 3, expert {bad}" in store.failure_text() and "errno 5" in store.failure_text()
     store.inject(3, bad, ERRNO, errno.EIO, 0)
     before = failures(store)
@@ -191,7 +191,7 @@ def test_short_reads_and_late_reads_are_whole(layers, opened, emulated, tmp_path
                 store.inject(layer, expert, kind, value, 1)
             call = batch(4, 64, EXPERTS, TOP_K, step, device_of(emulated))
             check(runtime.forward(layer, *call, None, False), layers.reference(layer, *call), (step, layer))
-    assert runtime.counters().failed_rows == 0 == failures(store)
+    assert counters(runtime).failed_rows == 0 == failures(store)
 
 
 def test_a_read_that_hangs_is_given_up_once_a_step_and_the_device_lives_on(layers, opened, emulated, tmp_path):
@@ -204,7 +204,7 @@ def test_a_read_that_hangs_is_given_up_once_a_step_and_the_device_lives_on(layer
     found = runtime.forward(3, x, weights, ids, None, False).float().cpu()
     took = time.monotonic() - start
     assert torch.isfinite(found).all() and took < 3.5, "the step must end before the read does"
-    assert failures(store) > 0 and runtime.counters().timeouts >= 1
+    assert failures(store) > 0 and counters(runtime).timeouts >= 1
     time.sleep(4.5)
     for again in range(3):
         check(runtime.forward(3, x, weights, ids, None, False), layers.reference(3, x, weights, ids), again)
