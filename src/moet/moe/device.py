@@ -11,7 +11,7 @@ import torch
 from moet.errors import ConfigError
 from moet.kernels.expert_mlp.cuda import COMBINE_THREADS, LARGE_STRIPS, LARGE_THREADS, SMALL_THREADS, SOURCES, MlpArgs, act_stride, mlp_args
 from moet.kernels.gpu.module import CudaModule, Module
-from moet.kernels.paging.state import COUNTERS, LayerArgs
+from moet.kernels.paging.state import COUNTERS, RESOLVE_THREADS, LayerArgs
 from moet.models import Activation
 from moet.moe.scan import Scan
 from moet.moe.slots import ClassNeeds, ClassSlots, minimum_bytes, split
@@ -19,7 +19,6 @@ from moet.moe.tables import Tables
 from moet.store import HostStore
 
 PAGER_SOURCES = ("paging/resolve.cuh", "paging/scan.cuh")
-RESOLVE_THREADS = 1024
 SMALL_BLOCKS, LARGE_BLOCKS = 2, 2   # of a multiprocessor: 128 registers x 256 threads, 255 x 128
 SPARED = 4   # multiprocessors that a large GEMM leaves to the copies beside it
 

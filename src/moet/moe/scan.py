@@ -68,50 +68,54 @@ class Scan:
         rt, streams = self._runtime, self._streams
         slots, pairs = rt.slots[here.cls], args.layer.tokens * rt.top_k
         ahead = slots.ring > 0 and pairs >= AHEAD * here.experts
-        waves = -(-min(here.experts, here.experts if ahead else pairs) // slots.ring) if slots.ring else 1
         if not ahead or self._under_way != here.index or args.layer.begins_step:
             self._turn ^= 1
             self._under_way = None
+        size = "large" if pairs >= LARGE * here.experts else "small"
         args.layer.plan = rt.tables.plan(1 + self._turn)
-        scan = self._args(here, args, ahead)
+        if not slots.ring:   # every row has a slot: nothing can be pushed out
+            rt.resolve(args.layer, streams.handle(on_side=False))
+            args.fetchers = rt.fetch_blocks
+            rt.gemms(here, args, size, streams.handle(on_side=False))
+            return
+        waves = -(-min(here.experts, here.experts if ahead else pairs) // slots.ring)
+        scan = self._args(args, ahead)
         if ahead and self._under_way is None:
+            streams.mark("resolved", on_side=False)
             self._begin(here, scan)
         if ahead:
             streams.wait("list", on_side=False)
         else:
             rt.pager.launch("absent_rows", 1, RESOLVE_THREADS, scan, stream=streams.handle(on_side=False))
         rt.pager.launch("resolve_scan", 1, RESOLVE_THREADS, scan, stream=streams.handle(on_side=False))
-        if not ahead and slots.ring:
-            streams.mark("resolved", on_side=False)
+        streams.mark("resolved", on_side=False)
+        if not ahead:
             streams.wait("resolved", on_side=True)
             for wave in range(min(2, waves)):
                 self._fetch(scan, wave)
         for wave in range(waves):
-            if slots.ring:
-                streams.wait(f"fetched {wave % 2}", on_side=False)
+            streams.wait(f"fetched {wave % 2}", on_side=False)
             args.wave = wave
-            rt.gemms(here, args, "large" if pairs >= LARGE * here.experts else "small", streams.handle(on_side=False))
-            if slots.ring:
-                streams.mark(f"freed {wave % 2}", on_side=False)
-                if wave + 2 < waves:
-                    self._fetch(scan, wave + 2)
+            rt.gemms(here, args, size, streams.handle(on_side=False))
+            streams.mark(f"freed {wave % 2}", on_side=False)
+            if wave + 2 < waves:
+                self._fetch(scan, wave + 2)
         self._under_way = None
         after = rt.next_layer(here)
         if ahead and after is not None and rt.slots[after.cls].ring and pairs >= AHEAD * after.experts:
             self._turn ^= 1
-            next_args = MlpArgs.from_buffer_copy(args)
+            next_args = MlpArgs()
             next_args.layer = rt.layer_args(after, 0, 0, args.layer.tokens, rt.tables.plan(1 + self._turn))
-            self._begin(after, self._args(after, next_args, True))
+            self._begin(after, self._args(next_args, True))
             self._under_way = after.index
 
-    def _args(self, here: "LayerState", args: MlpArgs, ahead: bool) -> ScanArgs:
+    def _args(self, args: MlpArgs, ahead: bool) -> ScanArgs:
         return ScanArgs(layer=args.layer, absent=self._lists[self._turn].data_ptr(), ahead=ahead)
 
     def _begin(self, here: "LayerState", scan: ScanArgs) -> None:
         """Makes the list of a layer's absent rows, and fetches its first two waves."""
         streams = self._streams
-        streams.mark("resolved", on_side=False)   # whoever read this list before is in the main stream's past
-        streams.wait("resolved", on_side=True)
+        streams.wait("resolved", on_side=True)   # the layer that had this list and this plan before is over when the next one's rows are resolved
         self._runtime.pager.launch("absent_rows", 1, RESOLVE_THREADS, scan, stream=streams.handle(on_side=True))
         streams.mark("list", on_side=True)
         for wave in range(min(2, -(-here.experts // self._runtime.slots[here.cls].ring))):

@@ -81,10 +81,12 @@ KERNEL(gate_up_large, MlpArgs, args, 128) {
   SHARED(Tile, tile);
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
+  fetch_first(args);
+  u64 waited = 0;
   const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4;
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[0][args.wave], kBigTokens, (args.tiles + kBigWarps - 1) / kBigWarps, work)) {
-    if (failed(plan, work.step)) continue;
+    if (!readable(args, work.step, waited)) continue;
     const Step& step = plan.steps[work.step];
     const i32 position = step.pair_begin + work.token_tile * kBigTokens, count = step.pair_begin + step.pair_count - position;
     const i32 token = carried_row(), number = work.strip * kBigWarps + warp;
@@ -119,6 +121,7 @@ KERNEL(gate_up_large, MlpArgs, args, 128) {
         to[1] = packed[1];
       }
   }
+  if (args.fetchers) count_stall(args.layer, args.wave, waited);
 }
 
 KERNEL(down_large, MlpArgs, args, 128) {
@@ -128,7 +131,7 @@ KERNEL(down_large, MlpArgs, args, 128) {
   const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4, strips = hidden_padded(args) / 64;
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[1][args.wave], kBigTokens, (strips + kBigWarps - 1) / kBigWarps, work)) {
-    const bool lost = failed(plan, work.step);
+    const bool lost = row_failed(plan, work.step);
     const Step& step = plan.steps[work.step];
     const i32 position = step.pair_begin + work.token_tile * kBigTokens, count = step.pair_begin + step.pair_count - position;
     const i32 token = carried_row(), number = work.strip * kBigWarps + warp;

@@ -84,10 +84,20 @@ DEVICE bool draw(Plan& plan, u32* counter, i32 tokens, i32 strips, Work& work) {
   }
   return false;
 }
-// Of a row whose fetch is over.
-DEVICE bool failed(const Plan& plan, i32 step) {
-  const i32 position = plan.steps[step].reserved;   // in the ring
-  return (plan.ring_ready && position >= 0 ? plan.ring_ready[position] : plan.ready[step]) == kFailedRow;
+
+// The first GEMM's blocks draw a ticket when they begin, and the first ones fetch the wave's missing rows: a block that waits for a row then waits for blocks
+// that run already.
+DEVICE void fetch_first(const MlpArgs& a) {
+  SHARED(u32, ticket);
+  Plan& plan = *a.layer.plan;
+  if (!a.fetchers || !plan.misses) return;
+  if (thread_id() == 0) ticket = atomic_add_gpu(&plan.ticket[a.wave], 1);
+  sync_block();
+  if (ticket < static_cast<u32>(a.fetchers)) fetch_rows(a.layer, a.wave, static_cast<i32>(ticket), a.fetchers);
+}
+// Whether the row of a step of the first GEMM is there, after waiting for it if it is on its way.
+DEVICE bool readable(const MlpArgs& a, i32 step, u64& waited) {
+  return a.fetchers ? wait_row(a.layer, step, a.fetchers, waited) : !row_failed(*a.layer.plan, step);
 }
 
 // The B fragments of a chunk for 8 rows of activations: `row` is row g's, or null; `columns` are there, later ones are zeros.

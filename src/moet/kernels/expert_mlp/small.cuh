@@ -45,19 +45,15 @@ DEVICE float total(const Sums& sums, i32 row, i32 token) {
 
 KERNEL(gate_up_small, MlpArgs, args, 256) {
   SHARED(Sums, sums);
-  SHARED(u32, ticket);
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
-  if (args.fetchers && plan.misses) {   // whoever begins first fetches: a block that waits for a row waits for blocks that run
-    if (thread_id() == 0) ticket = atomic_add_gpu(&plan.ticket[args.wave], 1);
-    sync_block();
-    if (ticket < static_cast<u32>(args.fetchers)) fetch_rows(args.layer, args.wave, static_cast<i32>(ticket), args.fetchers);
-  }
+  fetch_first(args);
+  u64 waited = 0;
   const i32 g = thread_id() % 32 / 4;
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[0][args.wave], kTokens, args.tiles, work)) {
     const Step& step = plan.steps[work.step];
-    if (args.fetchers ? !wait_row(args.layer, work.step, args.fetchers) : failed(plan, work.step)) continue;
+    if (!readable(args, work.step, waited)) continue;
     const i32 position = step.pair_begin + work.token_tile * kTokens, count = step.pair_begin + step.pair_count - position;
     const u16* x = g < count ? args.x + static_cast<i64>(plan.pairs[position + g] / args.layer.top_k) * args.hidden : nullptr;
     const u8* row = row_of(args, step);
@@ -71,6 +67,7 @@ KERNEL(gate_up_small, MlpArgs, args, 256) {
       args.act[(position + token) * args.act_stride + 32 * work.strip + value] = there ? to_bf16(activate(args, gate, up)) : 0;
     }
   }
+  if (args.fetchers) count_stall(args.layer, args.wave, waited);
 }
 
 KERNEL(down_small, MlpArgs, args, 256) {
@@ -81,7 +78,7 @@ KERNEL(down_small, MlpArgs, args, 256) {
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[1][args.wave], kTokens, hidden_padded(args) / 64, work)) {
     const Step& step = plan.steps[work.step];
-    const bool lost = failed(plan, work.step);
+    const bool lost = row_failed(plan, work.step);
     const i32 position = step.pair_begin + work.token_tile * kTokens, count = step.pair_begin + step.pair_count - position;
     const u8* row = row_of(args, step);
     if (!lost) multiply_strip(w2_strip(args, row, work.strip), g < count ? args.act + (position + g) * args.act_stride : nullptr, 32 * args.tiles, sums);
