@@ -23,7 +23,7 @@ class MoetConfig:
     preheat: fill the arena at start with the rows that were hottest last time.
     scan_tokens: a step in which one request has more new tokens than this is a scan: its rows do not evict those that decoding uses.
     gpu_gib: memory for slots on each GPU, in GiB. gpu_percent: the same as a percentage of the bytes of the rows there. Neither: sized after the KV cache.
-    fetch_blocks: thread blocks of a layer's first GEMM that copy missing rows (4 reach 95 % of the link). ring_rows: rows in each half of the ring that prefills
+    fetch_blocks: thread blocks of a layer's first GEMM that copy missing rows. ring_rows: rows in each half of the ring that prefills
       stream through. wait_limit_s: a GPU that has seen no progress for this long gives a row up and fails the requests of the step. All three: CUDA only.
     heat_dir: folder where the heat of a model's experts is kept between runs; empty: ~/.cache/moet/heat.
     run_dir: folder for the counters that /metrics shows; empty: one is made under the temporary folder and removed at the end.
@@ -39,7 +39,7 @@ class MoetConfig:
     scan_tokens: int = 16
     gpu_gib: float = 0.0
     gpu_percent: float = 0.0
-    fetch_blocks: int = 4
+    fetch_blocks: int = 8
     ring_rows: int = 32
     wait_limit_s: float = 30.0
     heat_dir: str = ""

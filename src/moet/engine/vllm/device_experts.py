@@ -51,7 +51,7 @@ class DeviceExperts(Experts):
             self.runtime = DeviceRuntime(
                 self.store, activation=opened.activation if packed else opened.spec.activation, top_k=self.spec.top_k, device=self.device,
                 max_tokens=scheduler.max_num_batched_tokens, decode_tokens=self.limits[1], ring_rows=settings.ring_rows, fetch_blocks=settings.fetch_blocks,
-                limit_s=settings.wait_limit_s,
+                limit_s=settings.wait_limit_s, drafters=[index for index in self.layers if index >= self.spec.num_layers],
             )  # fmt: skip
         self.known_heat = None
         if self.heat and settings.preheat:
