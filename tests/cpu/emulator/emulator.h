@@ -61,6 +61,7 @@ DEVICE u32 atomic_add_gpu(u32* p, u32 v) {
   return before;
 }
 DEVICE void count_gpu(u64* p, u64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DEVICE void maximum_gpu(u64* p, u64 v) { *p = *p < v ? v : *p; }
 DEVICE u32 atomic_add_shared(u32* p, u32 v) {
   emulator::machine.perhaps_yield();
   const u32 before = *p;

@@ -35,6 +35,7 @@ DEVICE void store_release_sys(u64* p, u64 v) { asm volatile("st.release.sys.glob
 // Acquire and release at once; returns the value before.
 DEVICE u32 atomic_add_gpu(u32* p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
 DEVICE void count_gpu(u64* p, u64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
+DEVICE void maximum_gpu(u64* p, u64 v) { asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
 DEVICE u32 atomic_add_shared(u32* p, u32 v) { return atomicAdd(p, v); }
 DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEVICE void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
