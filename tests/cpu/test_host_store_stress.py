@@ -16,7 +16,8 @@ using u8 = unsigned char; using u32 = unsigned int; using i32 = int; using i64 =
 
 
 @pytest.mark.parametrize(
-    "sanitizer", [None, pytest.param("thread", marks=pytest.mark.slow), pytest.param("address", marks=pytest.mark.slow)]
+    "sanitizer",
+    [None, pytest.param("thread", marks=pytest.mark.slow), pytest.param("address", marks=pytest.mark.slow)],
 )
 def test_stress(tmp_path, sanitizer):
     (tmp_path / "emulator.h").write_text(TYPES)
@@ -29,7 +30,12 @@ def test_stress(tmp_path, sanitizer):
     requested = 0
     for slots, threads, rounds in ((3, 1, 200), (3, 3, 200), (7, 4, 300), (20, 4, 600), (40, 2, 600)):
         run = subprocess.run(
-            [program, path, *map(str, (layers, experts, geometry.hidden, geometry.inter, slots, threads, rounds, slots))],
+            [
+                program,
+                path,
+                *map(str, (layers, experts, geometry.hidden, geometry.inter, slots, threads, rounds, slots)),
+            ],
+            check=False,
             capture_output=True,
             text=True,
             timeout=300,

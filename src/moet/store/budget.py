@@ -60,8 +60,10 @@ class Machine:
         return max(min(self.free, self.available), 0)
 
     def __str__(self) -> str:
-        limit = "no cgroup limit" if self.cgroup_limit is None else (
-            f"{size(self.cgroup_used)} used of a cgroup limit of {size(self.cgroup_limit)}"
+        limit = (
+            "no cgroup limit"
+            if self.cgroup_limit is None
+            else (f"{size(self.cgroup_used)} used of a cgroup limit of {size(self.cgroup_limit)}")
         )
         return f"{size(self.available)} of {size(self.total)} available, {limit}"
 
@@ -120,7 +122,11 @@ def _fields(path: Path, unit: int) -> dict[str, int]:
         lines = path.read_text().splitlines()
     except OSError:
         return {}
-    return {words[0].rstrip(":"): int(words[1]) * unit for words in map(str.split, lines) if len(words) > 1 and words[1].isdigit()}
+    return {
+        words[0].rstrip(":"): int(words[1]) * unit
+        for words in map(str.split, lines)
+        if len(words) > 1 and words[1].isdigit()
+    }
 
 
 def _number(path: Path) -> int | None:
@@ -143,10 +149,18 @@ def _cgroup(root: Path) -> tuple[int | None, int]:
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file", "active_file")
+            mount, names = (
+                root / "sys/fs/cgroup",
+                ("memory.max", "memory.current", "inactive_file", "active_file"),
+            )
         elif "memory" in controllers.split(","):
             mount = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
+            names = (
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+                "total_active_file",
+            )
         else:
             continue
         group = mount / path.lstrip("/")

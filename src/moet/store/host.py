@@ -90,7 +90,14 @@ class HostStore:
             direct_io=direct_io,
             verify=verify,
         )
-        native.call(lib().moet_host_open, rows, len(rows), ctypes.byref(options), ctypes.byref(self._handle), error=StoreError)
+        native.call(
+            lib().moet_host_open,
+            rows,
+            len(rows),
+            ctypes.byref(options),
+            ctypes.byref(self._handle),
+            error=StoreError,
+        )
         self.failure_words = None
         try:
             control = (_i64 * 3)()

@@ -86,9 +86,7 @@ class Pager:
         self._position = {index: i for i, index in enumerate(self.layers)}
         for source in self.layers.values():
             source.geometry.slice(rank, world)  # says so if a rank would get no tile
-        rows = (CLayer * len(self.layers))(
-            *[c_layer(index, source) for index, source in self.layers.items()]
-        )
+        rows = (CLayer * len(self.layers))(*[c_layer(index, source) for index, source in self.layers.items()])
         options = COptions(
             budget_bytes=budget_bytes,
             chunk_bytes=chunk_bytes,

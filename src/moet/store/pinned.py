@@ -83,5 +83,7 @@ def cuda_register(address: int, length: int) -> Callable[[], None]:
     seen = int(check(driver.cuMemHostGetDevicePointer(address, 0)))
     if seen != address:
         driver.cuMemHostUnregister(address)
-        raise StoreError(f"the device sees host address {address:#x} as {seen:#x}; one address for both is needed")
+        raise StoreError(
+            f"the device sees host address {address:#x} as {seen:#x}; one address for both is needed"
+        )
     return lambda: check(driver.cuMemHostUnregister(address))
