@@ -13,14 +13,18 @@ pytest.importorskip("vllm")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
+from vllm.v1.worker.gpu_worker import Worker
 
+from moet.cli.serve import gpu_budget
 from moet.config import MoetConfig
+from moet.engine import launch
 from moet.engine.vllm import entry, failure, graphs, metrics, refuse_gpu, step
 from moet.engine.vllm import run as runs
 from moet.engine.vllm.failure import LATE, Words
 from moet.engine.vllm.memory import GIB, Needs, split
 from moet.engine.vllm.run import Run
 from moet.engine.vllm.watch import Watch
+from moet.engine.vllm.worker import MoetWorker
 from moet.errors import ConfigError, EngineError
 from moet.store.counters import LATENCY_BUCKETS, MAGIC, NAMES
 from moet.store.failures import STRIDE
@@ -50,6 +54,24 @@ def test_gpu_bytes():
     assert MoetConfig(gpu_gib=2).gpu_bytes(GIB) == GIB
 
 
+@pytest.mark.parametrize(("gpu", "values"), [("", {}), ("20%", {"gpu_percent": 20.0}), ("14.5", {"gpu_gib": 14.5})])
+def test_gpu_budgets_of_the_command_line(gpu, values):
+    assert gpu_budget(gpu) == values
+
+
+@pytest.mark.parametrize("gpu", ["0%", "101%", "x%", "lots"])
+def test_gpu_budgets_that_are_none(gpu):
+    with pytest.raises(ConfigError, match="--gpu"):
+        gpu_budget(gpu)
+
+
+def test_a_server_on_a_gpu_has_64_streams_unless_the_user_says(monkeypatch):
+    monkeypatch.setattr(launch, "installed", lambda: "cuda")
+    command = launch.build("/m", "m", {}, []).command
+    assert command[command.index("--max-num-seqs") + 1] == "64" and "--enforce-eager" not in command
+    assert launch.build("/m", "m", {}, ["--max-num-seqs=8"]).command.count("--max-num-seqs") == 0
+
+
 # --- memory
 
 NEEDS = Needs(rows=60 * GIB, least=GIB, kv_all=20 * GIB, kv_one=2 * GIB)
@@ -76,6 +98,60 @@ def test_shares(free, explicit, kv, slots):
 def test_shares_that_do_not_fit(free, explicit, says):
     with pytest.raises(EngineError, match=says):
         split(free * GIB, NEEDS, explicit and int(explicit * GIB))
+
+
+class WorkerOfVllm:
+    """What vLLM's worker does between load and capture, in bytes of a GPU that has 100 GiB."""
+
+    def __init__(self, monkeypatch, fixed=0, kv_taken=None):
+        self.free, self.kv_taken, self.asked = 40 * GIB, kv_taken, []
+        spec = Fake(max_memory_usage_bytes=lambda _: 2 * GIB)
+        monkeypatch.setattr(Worker, "determine_available_memory", lambda _: fixed or 40 * GIB)
+        monkeypatch.setattr(Worker, "initialize_from_config", lambda _, config: setattr(self, "free", self.free - self.kv_taken))
+        monkeypatch.setattr(Worker, "get_kv_cache_spec", lambda _: {"attn": spec})
+        monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None, raising=False)
+        monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (self.free, 100 * GIB), raising=False)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * GIB)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * GIB)
+
+    def worker(self, fixed=0, **settings):
+        worker = MoetWorker.__new__(MoetWorker)
+        worker.cache_config, worker.vllm_config, worker.scheduler_config = Fake(kv_cache_memory_bytes=fixed or None), None, Fake(max_num_seqs=10)
+        worker.init_snapshot, worker.requested_memory, worker.total_consumed = Fake(free_memory=90 * GIB), 80 * GIB, 0
+        worker.moet = Fake(
+            run=Fake(settings=MoetConfig(**settings)), rows_bytes=60 * GIB, allocate=lambda *a: self.asked.append(a),
+            needs=lambda kv_all, kv_one: Needs(60 * GIB, GIB, kv_all, kv_one),
+        )  # fmt: skip
+        return worker
+
+
+GROUPS = Fake(kv_cache_groups=[Fake(kv_cache_spec=Fake(uses_slot_mapping=False), layer_names=["mamba"]), Fake(kv_cache_spec=Fake(uses_slot_mapping=True), layer_names=["attn"])])
+
+
+def test_the_worker_gives_the_slots_what_the_kv_cache_leaves(monkeypatch):
+    vllm = WorkerOfVllm(monkeypatch, kv_taken=19 * GIB)   # whole blocks, and no more than the smallest rank has
+    worker = vllm.worker()
+    assert worker.determine_available_memory() == 20 * GIB
+    worker.initialize_from_config(GROUPS)
+    assert vllm.asked == [(21 * GIB, 19 * GIB, frozenset({"attn"}))]
+    assert worker.total_consumed == 21 * GIB
+
+
+def test_the_worker_takes_what_is_asked_for_off_the_kv_cache(monkeypatch):
+    vllm = WorkerOfVllm(monkeypatch, kv_taken=29 * GIB)
+    worker = vllm.worker(gpu_gib=10)
+    assert worker.determine_available_memory() == 30 * GIB
+    worker.initialize_from_config(GROUPS)
+    assert vllm.asked == [(10 * GIB, 29 * GIB, frozenset({"attn"}))]
+
+
+def test_a_kv_cache_of_a_given_size_leaves_the_rest_of_the_utilization(monkeypatch):
+    vllm = WorkerOfVllm(monkeypatch, fixed=8 * GIB, kv_taken=8 * GIB)
+    worker = vllm.worker(fixed=8 * GIB)
+    assert worker.determine_available_memory() == 8 * GIB
+    worker.initialize_from_config(GROUPS)
+    # 80 requested, 50 gone before, 1 for the largest step, 1 for graphs, 8 for the KV cache
+    assert vllm.asked == [(20 * GIB, 8 * GIB, frozenset({"attn"}))]
 
 
 def test_no_share_is_more_than_there_is():

@@ -28,6 +28,7 @@ def serve(
     model: Annotated[str, typer.Argument(help="pack, checkpoint folder, or Hub id ORG/NAME")],
     precision: Annotated[str, typer.Option(help="base: 2-bit experts; native: the checkpoint's own")] = "base",
     ram: Annotated[str, typer.Option("--ram", "--ram-gib", help="memory for experts: GiB, or a percentage of their bytes; 100% keeps all")] = "100%",
+    gpu: Annotated[str, typer.Option("--gpu", "--gpu-gib", help="GPU memory for experts, of each GPU: GiB, or a percentage of the bytes there; default: what the KV cache leaves")] = "",
     direct: Annotated[bool, typer.Option("--direct", help="no pack: encode the checkpoint's experts into memory at start; needs --ram 100%")] = False,
     activations: Annotated[str, typer.Option(help="number format of activations inside the experts: int24, fp32 (as accurate, slower), int16, int8 (coarser, faster)")] = "int24",
     io_threads: Annotated[int, typer.Option(help="threads that read rows")] = 8,
@@ -38,7 +39,7 @@ def serve(
 ) -> None:
     """Serves a Mixture-of-Experts model with vLLM. What follows -- goes to `vllm serve` as it is, and overrides moet's defaults."""
     cache = PackCache(cache_dir or packcache.default_dir())
-    values = {"precision": precision, "activations": activations, "io_threads": io_threads, "direct_io": not buffered, **budget(ram)}
+    values = {"precision": precision, "activations": activations, "io_threads": io_threads, "direct_io": not buffered, **budget(ram), **gpu_budget(gpu)}
     launch.settings_of(values)
     wanted = find(model, precision, direct, cache)
     start = launch.build(str(wanted.folder), wanted.name, values, context.args, notes_of(wanted, cache))
@@ -71,6 +72,21 @@ def budget(ram: str) -> dict[str, float]:
     if size == 0:
         raise ConfigError("--ram: expected more than 0 GiB, found 0; experts are computed from memory, so some must fit")
     return {"ram_gib": size / (1 << 30)}
+
+
+def gpu_budget(gpu: str) -> dict[str, float]:
+    """As `budget`; "" for none. Raises ConfigError."""
+    if not gpu:
+        return {}
+    if not gpu.endswith("%"):
+        return {"gpu_gib": packcache.parse_gib(gpu, "--gpu") / (1 << 30)}
+    try:
+        percent = float(gpu[:-1])
+    except ValueError:
+        percent = -1.0
+    if not 0 < percent <= 100:
+        raise ConfigError(f"--gpu: expected more than 0% and at most 100%, found {gpu!r}")
+    return {"gpu_percent": percent}
 
 
 def find(model: str, precision: str, direct: bool, cache: PackCache) -> Wanted:

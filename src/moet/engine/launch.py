@@ -12,6 +12,7 @@ from moet.config import MoetConfig
 from moet.errors import ConfigError, EngineError
 
 KV_GIB = 4  # at most, of KV cache on a CPU, where vLLM would take 92 % of the machine
+STREAMS = 64  # at once on a GPU, where vLLM would take 1024: what their KV cache can need is not the slots'
 EAGER = ("--enforce-eager", "--no-enforce-eager", "-cc", "--compilation-config", "-O")
 
 
@@ -69,6 +70,8 @@ def build(model: str, name: str, values: dict[str, Any], extra: list[str], notes
     if installed() == "cpu":
         cpu_arguments(command, extra)
         environment = cpu_environment(extra)
+    elif not given(extra, "--max-num-seqs"):
+        command += ["--max-num-seqs", str(STREAMS)]
     return Launch(command + extra, environment, settings, model, notes or [])
 
 
