@@ -48,11 +48,11 @@ def hidden(steps: Samples, resident_s: float, bytes_per_s: float) -> float | Non
     return 1 - (sum(steps.seconds) - resident_s * len(steps.seconds)) / transfer if transfer else None
 
 
-def trend(values: Sequence[float]) -> float:
-    """Mean of the second half over that of the first: near 1 once a cache is in its steady state. 1 if nothing happened in either."""
+def trend(values: Sequence[float]) -> float | None:
+    """Mean of the second half over that of the first: near 1 once a cache is in its steady state. None if nothing happened in the first."""
     half = len(values) // 2
     first, second = sum(values[:half]), sum(values[len(values) - half :])
-    return second / first if first else 1.0 if not second else float("inf")
+    return second / first if first else None
 
 
 def summary(steps: Samples, resident_s: float, bytes_per_s: float) -> dict[str, float | None]:

@@ -106,14 +106,14 @@ class Replay:
         self.cache.touch(np.unique((self.ids_host + self._first).numpy()))   # beside the timing: the step has ended
         return start.elapsed_time(end) / 1e3 - policy_s, fetched, runs, policy_s
 
-    def run(self, inputs: Inputs, warm_up: int, last: int) -> Replayed:
-        """Steps 0 .. last of the inputs; those after warm_up are timed."""
+    def run(self, inputs: Inputs, steps: range, timed: range) -> Replayed:
+        """Steps of the inputs in order; those of `timed` are its samples."""
         done, outputs = [], []
-        for number in range(last):
+        for number in steps:
             found = self.step(inputs, number)
-            if number >= warm_up:
+            if number in timed:
                 done.append(found)
-                outputs.append(self.stack.out.cpu())
+                outputs.append(self.stack.out.to("cpu", copy=True))
         seconds, fetched, runs, policy_s = (list(v) for v in zip(*done, strict=True))
         name = "trace" if self.stack.router is None else "router"
         moved = tuple(f * self.cls.slot_bytes for f in fetched)

@@ -121,7 +121,7 @@ def timed_steps(
         stack.load(inputs, step)
         graph.replay()
         if keep_ids:
-            ids.append(stack.ids.cpu().numpy())
+            ids.append(stack.ids.to("cpu", copy=True).numpy())
         each()
     torch.cuda.synchronize()
     seconds, launches, misses, moved, outputs = [], [], [], [], []
@@ -142,9 +142,9 @@ def timed_steps(
         seconds.append(start.elapsed_time(end) / 1e3)
         misses.append(after.misses - before.misses)
         moved.append(after.fetched_bytes - before.fetched_bytes)
-        outputs.append(stack.out.cpu())
+        outputs.append(stack.out.to("cpu", copy=True))
         if keep_ids:
-            ids.append(stack.ids.cpu().numpy())
+            ids.append(stack.ids.to("cpu", copy=True).numpy())
         before = after
     counters = {name: value - getattr(first, name) for name, value in asdict(before).items()}
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
