@@ -5,7 +5,16 @@ import ctypes
 import numpy as np
 
 from moet.cache.reference import Bookkeeping, Step, default_staging
-from moet.kernels.paging.state import COUNTERS, RESOLVE_THREADS, WORKING, Absent, Control, LayerArgs, Plan, SlotClass
+from moet.kernels.paging.state import (
+    COUNTERS,
+    RESOLVE_THREADS,
+    WORKING,
+    Absent,
+    Control,
+    LayerArgs,
+    Plan,
+    SlotClass,
+)
 
 
 class Memory:

@@ -71,6 +71,7 @@ DEVICE u32 atomic_add_shared(u32* p, u32 v) {
 DEVICE void fence_gpu() { __atomic_thread_fence(__ATOMIC_SEQ_CST), emulator::machine.perhaps_yield(); }
 DEVICE void fence_sys() { fence_gpu(); }
 DEVICE Vec4 load_coherent(const void* p) {
+  emulator::machine.perhaps_yield();
   const u32* word = static_cast<const u32*>(p);
   return {__atomic_load_n(word, __ATOMIC_RELAXED), __atomic_load_n(word + 1, __ATOMIC_RELAXED), __atomic_load_n(word + 2, __ATOMIC_RELAXED),
           __atomic_load_n(word + 3, __ATOMIC_RELAXED)};
