@@ -9,11 +9,22 @@
 struct ReadArgs {
   LayerArgs layer;
   const u8* disk;          // [rows][slot_bytes]: what rows should be
-  u32* found;              // [steps]: 1 the row's bytes, 2 failed, 3 other bytes; by any block
+  u64* found;              // [steps]: 1 the row's bytes, 2 failed, 3 other bytes; by any block
   i32 wave, parts;
 };
 
-// Blocks draw steps as GEMM blocks do; every step is read by as many blocks as there are.
+// Whether the row of step i is what it should be, in `found`. All threads.
+DEVICE void check_row(const ReadArgs& args, i32 i, bool there) {
+  const SlotClass& c = *args.layer.slots;
+  const Step& step = args.layer.plan->steps[i];
+  const u8 *have = c.pool + step.slot * c.slot_bytes, *want = args.disk + step.row * c.slot_bytes;
+  bool same = true;
+  for (i64 k = thread_id(); there && k < c.slot_bytes; k += thread_count()) same &= have[k] == want[k];
+  const bool all = ballot(same) == 0xffffffffu;
+  if (thread_id() % 32 == 0) maximum_gpu(args.found + i, there ? (all ? 1 : 3) : 2);
+}
+
+// Every block reads every row, as soon as it is there.
 KERNEL(read_rows, ReadArgs, args, 512) {
   SHARED(u32, ticket);
   const LayerArgs& a = args.layer;
@@ -27,14 +38,16 @@ KERNEL(read_rows, ReadArgs, args, 512) {
   u64 waited = 0;
   for (i32 i = plan.wave_begin[args.wave]; i < plan.wave_begin[args.wave + 1]; ++i) {
     const bool there = wait_row(a, i, args.parts, waited);
-    const Step& step = plan.steps[i];
-    const u8 *have = a.slots->pool + step.slot * a.slots->slot_bytes, *want = args.disk + step.row * a.slots->slot_bytes;
-    bool same = true;
-    for (i64 k = thread_id(); there && k < a.slots->slot_bytes; k += thread_count()) same &= have[k] == want[k];
-    const bool all = ballot(same) == 0xffffffffu;
-    if (thread_id() % 32 == 0) maximum_gpu(reinterpret_cast<u64*>(args.found) + i, there ? (all ? 1 : 3) : 2);
+    check_row(args, i, there);
   }
   count_stall(a, args.wave, waited);
+}
+
+// The same for rows that were fetched before.
+KERNEL(read_scan, ReadArgs, args, 512) {
+  const Plan& plan = *args.layer.plan;
+  if (args.wave >= plan.waves) return;
+  for (i32 i = plan.wave_begin[args.wave]; i < plan.wave_begin[args.wave + 1]; ++i) check_row(args, i, !row_failed(plan, i));
 }
 
 struct HostArgs {
