@@ -47,11 +47,9 @@ DEVICE void multiply_strips(const Strip& strip, bool mine, const u16* row, i32 c
     }
 #pragma unroll
     for (i32 block = 0; block < 2; ++block) {
-      u32 a[2][4][4];   // of product m, fragment 2 * half + i
+      u32 a[4][2][4];   // fragment 2 * half + i, product
 #pragma unroll
-      for (i32 m = 0; m < 2; ++m)
-#pragma unroll
-        for (i32 f = 0; f < 4; ++f) fragment(now[f >> 1], 2 * block + m, f & 1, a[m][f]);
+      for (i32 f = 0; f < 4; ++f) fragments(now[f >> 1], block, f & 1, a[f]);
 #pragma unroll
       for (i32 n = 0; n < kTiles; ++n) {
         u32 b[2][2];
@@ -65,8 +63,8 @@ DEVICE void multiply_strips(const Strip& strip, bool mine, const u16* row, i32 c
         for (i32 f = 0; f < 4; ++f) {
           float part[4] = {};
           float (&to)[4] = sum[f >> 1][n][f & 1];
-          mma_bf16(kScaleAfter ? part : to, a[0][f], b[0]);
-          mma_bf16(kScaleAfter ? part : to, a[1][f], b[1]);
+          mma_bf16(kScaleAfter ? part : to, a[f][0], b[0]);
+          mma_bf16(kScaleAfter ? part : to, a[f][1], b[1]);
           if (kScaleAfter) {
 #pragma unroll
             for (i32 q = 0; q < 4; ++q) to[q] = fused_multiply_add(part[q], now[f >> 1].after[block][2 * (f & 1) + (q >> 1)], to[q]);

@@ -121,12 +121,10 @@ DEVICE void accumulate(const Chunk& chunk, const u32 (&b)[4][2], float (&sum)[2]
 #pragma unroll
     for (i32 block = 0; block < 2; ++block) {
       float part[4] = {};
+      u32 a[2][4];
+      fragments(chunk, block, i, a);
 #pragma unroll
-      for (i32 m = 2 * block; m < 2 * block + 2; ++m) {
-        u32 a[4];
-        fragment(chunk, m, i, a);
-        mma_bf16(kScaleAfter ? part : sum[i], a, b[m]);
-      }
+      for (i32 m = 0; m < 2; ++m) mma_bf16(kScaleAfter ? part : sum[i], a[m], b[2 * block + m]);
       if (kScaleAfter) {
 #pragma unroll
         for (i32 q = 0; q < 4; ++q) sum[i][q] = fused_multiply_add(part[q], chunk.after[block][2 * i + (q >> 1)], sum[i][q]);

@@ -78,62 +78,71 @@ DEVICE u32 scale_bits(u32 byte) {
   }
   return byte ? byte << 7 : 0x40;   // UE8M0; 2^-127 is subnormal
 }
-// The scale of row r (0 .. 3) for product m, in both halves.
-DEVICE u32 scale_pair(const Chunk& c, i32 m, i32 r) {
-  const u32 bits = scale_bits((c.scales[kBits == 2 ? 0 : m >> 1] >> (8 * r)) & 0xff);
+// The scale of row r (0 .. 3) for products 2p and 2p + 1, in both halves.
+DEVICE u32 scale_pair(const Chunk& c, i32 p, i32 r) {
+  const u32 bits = scale_bits((c.scales[kBits == 2 ? 0 : p] >> (8 * r)) & 0xff);
   return bits | bits << 16;
 }
 
-// Four nibbles, each a sign (bit 3) over one of 8 magnitudes given as bytes of bf16, to four bf16 numbers.
-DEVICE void from_table(u32 nibbles, u32 index, u32 low0, u32 low1, u32 high0, u32 high1, u32 (&pair)[2]) {
-  const u32 low = permute_bytes(low0, low1, index), high = permute_bytes(high0, high1, index);
-  pair[0] = permute_bytes(low, high, 0x5140) ^ ((nibbles << 12 & 0x8000u) | (nibbles << 24 & 0x80000000u));
-  pair[1] = permute_bytes(low, high, 0x7362) ^ ((nibbles << 4 & 0x8000u) | (nibbles << 16 & 0x80000000u));
+DEVICE u32 select_bits(u32 mask, u32 a, u32 b) { return (a & mask) | (b & ~mask); }
+
+// Eight nibbles, each a sign (bit 3, given apart as `signs`, one at bit 0 of each nibble) over one of 8 magnitudes (`index`) whose bf16 bytes are in tables.
+DEVICE void from_table(u32 signs, u32 index, u32 low0, u32 low1, u32 high0, u32 high1, u32 (&pair)[4]) {
+#pragma unroll
+  for (i32 half = 0; half < 2; ++half) {
+    const u32 i = index >> (16 * half), sign = permute_bytes(0x8000u, 0, signs >> (16 * half));
+    const u32 low = permute_bytes(low0, low1, i), high = permute_bytes(high0, high1, i) ^ sign;
+    pair[2 * half] = permute_bytes(low, high, 0x5140);
+    pair[2 * half + 1] = permute_bytes(low, high, 0x7362);
+  }
 }
 
-// The four codes of row r for product m, as bf16 without scale.
-DEVICE void levels(const Chunk& c, i32 m, i32 r, u32 (&pair)[2]) {
+// The eight codes of row r for products 2p (pair[0], pair[1]) and 2p + 1, as bf16 without scale.
+DEVICE void levels(const Chunk& c, i32 p, i32 r, u32 (&pair)[4]) {
   if (kFormat == kSym2) {
-    const u32 x = word_of(c.words[0], r) >> (8 * m);
-    const u32 nibbles = (x & 3) | (x << 2 & 0x30) | (x << 4 & 0x300) | (x << 6 & 0x3000);
-    const u32 high = permute_bytes(0x403fbfc0u, 0, nibbles);   // -4, -1, 1, 4: 0xc080, 0xbf80, 0x3f80, 0x4080
-    pair[0] = permute_bytes(high, 0x80u, 0x1404);
-    pair[1] = permute_bytes(high, 0x80u, 0x3424);
-  } else if (kFormat == kTcq2) {   // a level depends on its code and the next one, the last code's upper bit on itself
-    const u32 x = static_cast<u32>(static_cast<i32>(word_of(c.words[0], r)) >> (8 * m));
-    const u32 nibbles = (x & 0xf) | (x << 2 & 0xf0) | (x << 4 & 0xf00) | (x << 6 & 0xf000);
-    const u32 upper = nibbles & 0x8888;   // levels 8 .. 15 are the others' negatives, backwards
-    from_table(nibbles, (nibbles ^ (upper - (upper >> 3))) & 0x7777, 0x10403040u, 0x80e070a0u, 0xc1c04140u, 0x3f40c1c0u, pair);
-  } else if (kBits == 4) {
-    const u32 nibbles = word_of(c.words[m >> 1], r) >> (16 * (m & 1)) & 0xffff;
-    from_table(nibbles, nibbles & 0x7777, 0xc0800000u, 0xc0804000u, 0x3f3f3f00u, 0x40404040u, pair);
-  } else if (kBits == 8) {
-    const u32 word = word_of(c.words[m], r);
-    constexpr u32 k2To120 = 0x7b807b80u;
+    const u32 y = permute_bytes(word_of(c.words[0], r), 0, p ? 0x4342 : 0x4140);   // four codes in each half's low byte
+    const u32 nibbles = select_bits(0x00ff00ffu, select_bits(0x000f000fu, y, y << 2), select_bits(0x0f000f00u, y << 4, y << 6)) & 0x33333333u;
 #pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      const u32 codes = word >> (16 * i);
+    for (i32 half = 0; half < 2; ++half) {
+      const u32 high = permute_bytes(0x403fbfc0u, 0, nibbles >> (16 * half));   // -4, -1, 1, 4: 0xc080, 0xbf80, 0x3f80, 0x4080
+      pair[2 * half] = permute_bytes(high, 0x80u, 0x1404);
+      pair[2 * half + 1] = permute_bytes(high, 0x80u, 0x3424);
+    }
+  } else if (kFormat == kTcq2) {
+    // A level depends on its code and the next one: 10 bits for four of them, from byte 2p, and from byte 2p + 1 into the upper half. Past the word its last bit goes on.
+    const u32 y = permute_bytes(word_of(c.words[0], r), 0, p ? 0xb332 : 0x2110);
+    const u32 nibbles = select_bits(0x00ff00ffu, select_bits(0x000f000fu, y, y << 2), select_bits(0x0f000f00u, y << 4, y << 6));
+    const u32 upper = nibbles >> 3 & 0x11111111u;   // levels 8 .. 15 are the others' negatives, backwards
+    from_table(upper, (nibbles ^ (upper * 7)) & 0x77777777u, 0x10403040u, 0x80e070a0u, 0xc1c04140u, 0x3f40c1c0u, pair);
+  } else if (kBits == 4) {
+    const u32 nibbles = word_of(c.words[p], r);
+    from_table(nibbles >> 3 & 0x11111111u, nibbles & 0x77777777u, 0xc0800000u, 0xc0804000u, 0x3f3f3f00u, 0x40404040u, pair);
+  } else if (kBits == 8) {
+    constexpr u32 k2To120 = 0x7b807b80u;   // E4M3's bits, moved, are a bf16 of 2^-120 the value, subnormals included
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) {
+      const u32 codes = word_of(c.words[2 * p + (i >> 1)], r) >> (16 * (i & 1));
       const u32 first = (codes & 0x80) << 8 | (codes & 0x7f) << 4, second = (codes & 0x8000) << 16 | (codes & 0x7f00) << 12;
       pair[i] = multiply_bf16x2(first | second, k2To120);
     }
   } else {
-    pair[0] = word_of(c.words[2 * m], r);
-    pair[1] = word_of(c.words[2 * m + 1], r);
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) pair[i] = word_of(c.words[4 * p + i], r);
   }
 }
 
-// A fragment of product m, rows 4g + 2i and 4g + 2i + 1.
-DEVICE void fragment(const Chunk& c, i32 m, i32 i, u32 (&a)[4]) {
+// A fragments of products 2p and 2p + 1, rows 4g + 2i and 4g + 2i + 1.
+DEVICE void fragments(const Chunk& c, i32 p, i32 i, u32 (&a)[2][4]) {
 #pragma unroll
   for (i32 r = 0; r < 2; ++r) {
-    u32 pair[2];
-    levels(c, m, 2 * i + r, pair);
+    u32 pair[4];
+    levels(c, p, 2 * i + r, pair);
     if (!kScaleAfter && kFormat != kBf16) {
-      const u32 scale = scale_pair(c, m, 2 * i + r);
-      pair[0] = multiply_bf16x2(pair[0], scale);
-      pair[1] = multiply_bf16x2(pair[1], scale);
+      const u32 scale = scale_pair(c, p, 2 * i + r);
+#pragma unroll
+      for (i32 j = 0; j < 4; ++j) pair[j] = multiply_bf16x2(pair[j], scale);
     }
-    a[r] = pair[0];
-    a[2 + r] = pair[1];
+#pragma unroll
+    for (i32 m = 0; m < 2; ++m) a[m][r] = pair[2 * m], a[m][2 + r] = pair[2 * m + 1];
   }
 }
