@@ -1,6 +1,6 @@
 """Calibrated encoding of one layer at a real model's dimensions, with random weights and activations, stage by stage.
 
-    python benchmarks/calibrate_one_layer.py --model glm-5.2 --device cuda --out docs/results/calibrate_glm.json
+    python benchmarks/calibrate_one_layer.py --model glm-5.2 --device cuda --out docs/results/calibrate-glm-5.2.json
     python benchmarks/calibrate_one_layer.py --model glm-5.2 --scale 8 --tokens 2048      # a small machine
 
 With `--experts N` only the first N experts are encoded and all that goes by expert is multiplied up.
@@ -23,8 +23,8 @@ import torch
 from synthetic_layer import MODELS, SyntheticCheckpoint
 
 from moet import native
-from moet.calibrate import encode as solver
 from moet.calibrate import TOKENS, estimate
+from moet.calibrate import encode as solver
 from moet.calibrate.codebooks import codebook_of
 from moet.calibrate.device import Device
 from moet.calibrate.layer import LayerWork
@@ -185,10 +185,12 @@ def main() -> None:
         )
     seconds = sum(found["seconds"].values())
     layers = (estimate.GLM_5_2 if arguments.model == "glm-5.2" else estimate.V4_FLASH).layers
+    part = f" ({found['experts_measured']} timed, multiplied up)" if found["experts_measured"] < layer.experts else ""
+    what = f"{arguments.model}: one layer of {layer.experts} experts, calibrated and encoded{part}"
     claims = [
-        results.Claim(f"calibrate-{arguments.model}-layer", "one layer, calibrated and encoded", round(seconds, 1), "s"),
+        results.Claim(f"calibrate-{arguments.model}-layer", what, round(seconds, 1), "s"),
         results.Claim(
-            f"calibrate-{arguments.model}-hours", f"{layers} such layers", round(layers * seconds / 3600, 2), "h",
+            f"calibrate-{arguments.model}-hours", f"{arguments.model}: {layers} such layers", round(layers * seconds / 3600, 2), "h",
             TARGET_HOURS if arguments.scale == 1 else None, "<=",
         ),
     ]  # fmt: skip
@@ -204,7 +206,7 @@ def main() -> None:
     for stage, value in found["factors_seconds"].items():
         print(f"of encoding, {stage:15} {value:9.2f} s")
     for claim in written["claims"]:
-        print(f"{claim['what']:28} {claim['value']:9.2f} {claim['unit']}")
+        print(f"{claim['what']}: {claim['value']:.2f} {claim['unit']}")
 
 
 if __name__ == "__main__":

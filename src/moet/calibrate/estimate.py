@@ -130,3 +130,5 @@ GLM_5_2 = Sizes(6144, 2048, 256, 8, 75, other=214_000_000, dense=1_203_000_000, 
 """GLM-5.2 in FP8: 725 of its 753 billion weights are routed experts'. `other` is attention, indexer, shared expert."""
 V4_FLASH = Sizes(4096, 2048, 256, 6, 43, other=146_000_000, streams=4, code_bytes=0.53)
 """DeepSeek-V4-Flash in MXFP4."""
+H200 = Speeds(flops=55e12, factor_flops=8.2e12, search=40.3e6, decode=6.5e9, read=3e9, rows=1.2e9)
+"""One H200 and 16 CPU cores, `tcq2`: stages of docs/results/calibrate-glm-5.2.json, 6 experts together; `read` is assumed."""

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +13,12 @@ pytest.importorskip("transformers")
 from calibrate_cases import some_windows
 from torch.utils.flop_counter import FlopCounterMode
 
+from moet.calibrate import TOKENS
 from moet.calibrate.codebooks import codebook_of
 from moet.calibrate.encode import encode_matrix
-from moet.calibrate import TOKENS
 from moet.calibrate.estimate import (
     GLM_5_2,
+    H200,
     V4_FLASH,
     Sizes,
     Speeds,
@@ -29,6 +32,7 @@ from moet.checkpoint import Checkpoint
 from moet.forward import Decoder
 from tests import generators as g
 
+TIMED = Path(__file__).parents[3] / "docs" / "results" / "calibrate-glm-5.2.json"
 ONE = Speeds(*[1.0] * 6)
 IN_PLACE = {torch.ops.aten.addmm_: lambda out, a, b, **_: 2 * a[0] * a[1] * b[1]}
 """torch counts the other form only."""
@@ -61,10 +65,10 @@ def test_published_models():
 
 
 def test_seconds_add_up_and_scale():
-    speeds = Speeds(40e12, 8e12, 2e9, 3e9, 3e9, 4e9)
+    speeds = H200
     layer = layer_seconds(GLM_5_2, speeds)
     assert model_seconds(GLM_5_2, speeds) == pytest.approx(75 * layer.total, rel=0.01)
-    assert layer.search == pytest.approx(GLM_5_2.weights / 75 / 2e9)
+    assert layer.search == pytest.approx(GLM_5_2.weights / 75 / speeds.search)
     twice = layer_seconds(GLM_5_2, speeds, 2 * TOKENS)
     assert twice.answers == pytest.approx(2 * layer.answers) and twice.factors == layer.factors
     for field in dataclasses.fields(speeds):
@@ -77,3 +81,19 @@ def test_a_24_gb_gpu_is_enough():
         found = memory(sizes, 9 << 30)
         assert found.device < 20 << 30
         assert found.host < 32 << 30 and found.disk < 17 << 30
+
+
+def test_an_h200_is_as_fast_as_it_was_timed():
+    """`other` and `answers` are bounded by more than products; they are small beside the search."""
+    result = json.loads(TIMED.read_text())
+    timed = result["samples"]
+    seconds, factors = timed["seconds"], sum(timed["factors_seconds"].values())
+    layer = layer_seconds(GLM_5_2, H200)
+    assert layer.decode == pytest.approx(seconds["natives"], rel=0.05)
+    assert layer.statistics == pytest.approx(seconds["statistics of gate and up"] + seconds["statistics of down"], rel=0.05)
+    assert layer.factors == pytest.approx(factors, rel=0.05)
+    assert layer.search == pytest.approx(seconds["encode gate and up"] + seconds["encode down"] - factors, rel=0.05)
+    assert layer.rows == pytest.approx(seconds["rows"], rel=0.05)
+    assert layer.total - layer.read == pytest.approx(sum(seconds.values()), rel=0.05)  # nothing is read there
+    assert GLM_5_2.other == pytest.approx(result["shape"]["other_weights"], rel=0.01)
+    assert 0.8 < timed["peak_device_bytes"] / memory(GLM_5_2, 9 << 30).device < 1
