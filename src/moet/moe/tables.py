@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from moet.cache.reference import AGE_TOUCHES_PER_ROW, HYSTERESIS
-from moet.kernels.paging.state import COUNTERS, WORKING, Control, Plan, SlotClass
+from moet.kernels.paging.state import COUNTERS, WORKING, Control, Mailbox, Plan, SlotClass
 from moet.moe.slots import ClassSlots
 from moet.store import HostStore
 
@@ -37,8 +37,9 @@ class Tables:
         for i in range(3):
             plan = Plan(pairs=self._pairs[i].data_ptr())
             _write(self._plans[i], plan)
-        self._host = Control(mailbox=store.mailbox, failures=store.failures, limit_ns=int(limit_s * 1e9))
-        _write(self._control, self._host)
+        # Requests are numbered for a store's whole life: another runtime over it goes on where the one before stopped.
+        posted = Mailbox.from_address(store.mailbox).posted if store.mailbox else 0
+        _write(self._control, Control(posted=posted, mailbox=store.mailbox, failures=store.failures, limit_ns=int(limit_s * 1e9)))
         self._arrays: list[_Arrays] = []
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._words = torch.zeros(len(COUNTERS), dtype=torch.int64, pin_memory=device.type == "cuda")
