@@ -29,7 +29,6 @@ class DeviceExperts(Experts):
     def open(self, run: Run, opened: Pack | Checkpoint, config: Any) -> None:
         from moet.moe.device import DeviceRuntime
         from moet.store.host import HostStore
-        from moet.store.pinned import cuda_register
 
         self.run, settings, scheduler = run, run.settings, config.scheduler_config
         self.limits = (settings.scan_tokens, decode_tokens(config))
@@ -37,13 +36,13 @@ class DeviceExperts(Experts):
         self.ready = False  # slots are allocated
         packed = isinstance(opened, Pack)
         sources = {i: f.rows(settings.precision) for i, f in opened.layers.items()} if packed else row_sources(opened, settings.precision)
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device, register, modules = self.hardware(sources)
         self.budget = ram_bytes(settings, opened, self.world)
         if not packed:
             check_room(sources, self.budget, self.rank, self.world)
         self.store = HostStore(
             sources, ram_bytes=self.budget, rank=self.rank, world=self.world, io_threads=settings.io_threads, direct_io=settings.direct_io,
-            counters_path=run.counters_path(self.rank), failures_path=self.words.device_path, register=cuda_register,
+            counters_path=run.counters_path(self.rank), failures_path=self.words.device_path, register=register,
         )  # fmt: skip
         if self.store.warning:
             logger.warning("moet: %s", self.store.warning)
@@ -51,7 +50,7 @@ class DeviceExperts(Experts):
             self.runtime = DeviceRuntime(
                 self.store, activation=opened.activation if packed else opened.spec.activation, top_k=self.spec.top_k, device=self.device,
                 max_tokens=scheduler.max_num_batched_tokens, decode_tokens=self.limits[1], ring_rows=settings.ring_rows, fetch_blocks=settings.fetch_blocks,
-                limit_s=settings.wait_limit_s, drafters=[index for index in self.layers if index >= self.spec.num_layers],
+                limit_s=settings.wait_limit_s, drafters=[index for index in self.layers if index >= self.spec.num_layers], modules=modules,
             )  # fmt: skip
         self.known_heat = None
         if self.heat and settings.preheat:
@@ -66,6 +65,15 @@ class DeviceExperts(Experts):
         heat = (self.heat, self.fingerprint, self.precision) if self.heat else None
         self.watch = Watch(self.runtime, self.store, self.words, self.rank, run.device_counters_path(self.rank), heat)
         self.close_with(close, self.watch, self.filling, self.runtime, self.store)
+
+    def hardware(self, sources: Any) -> tuple[torch.device, Any, Any]:
+        """Device, what pins memory for it, and kernels (None: compiled now)."""
+        from moet.store.pinned import cuda_register
+
+        return torch.device("cuda", torch.cuda.current_device()), cuda_register, None
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
 
     def needs(self, kv_all: int, kv_one: int) -> Needs:
         return Needs(self.rows_bytes, self.runtime.gpu_bytes_minimum(), kv_all, kv_one)
@@ -100,7 +108,7 @@ class DeviceExperts(Experts):
     def forward(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         if not self.ready:  # profiling: graphs are captured once before slots exist, to see how much memory they take
             return torch.zeros_like(x)
-        now = step.current_on_device(*self.limits, self.slot_layers, x.shape[0], torch.cuda.is_current_stream_capturing())
+        now = step.current_on_device(*self.limits, self.slot_layers, x.shape[0], self.capturing())
         if now.kv_slots is None:
             return torch.zeros_like(x)
         return self.runtime.forward(layer, x.contiguous(), weights.float().contiguous(), ids.int().contiguous(), now.kv_slots, now.scan)
