@@ -58,6 +58,8 @@ def run_layer(module, memory, book, layer, ids, kv=None, fail=(), threads=1024):
     planned = book.begin(rows) if rows else []
     check_plan(memory, args, layer, ids, kv, planned)
     assert memory.state() == book.state()
+    working = [book.heat[r] for s, r in enumerate(book.row_of) if r >= 0 and s not in book.staging]
+    assert memory.cls.coldest <= min(working, default=1 << 30)
     grown = {k: v - before[k] for k, v in memory.counters().items() if v != before[k]}
     misses = sum(not s.hit for s in planned)
     counts = {"hits": len(planned) - misses, "misses": misses, "waves": memory.plan.waves, "layers": 1 if rows else 0}

@@ -19,21 +19,24 @@ struct ResolveMemory {
 };
 
 // The layer's misses get slots, its hits in staging their place. All threads; m.layer is complete.
-DEVICE void take_slots(const LayerArgs& a, ResolveMemory& m, const Counts& n) {
+DEVICE void take_slots(const LayerArgs& a, ResolveMemory& m, const Counts& n, u32 bound) {
   SlotClass& c = *a.slots;
   i32 free_count;
   const i32 staging = gather(a, m.layer, m.lists, m.gathered, n.misses, free_count, m.warps, m.counter);
   Sequence q = {0, staging, 0, 0, c.newest, c.oldest, 0, 0, 0, 1, false};
-  u64 coldest = 0, mine = 0;   // no row is colder than 0
+  Coldest mine = {};
+  u64 coldest = static_cast<u64>(bound) << 32;
   bool known = false;
   for (;;) {
     if (thread_id() == 0) m.done = advance(a, m.layer, m.lists, free_count, n, q, coldest, known);
     sync_block();
     if (m.done) break;
     // Thread 0 asks for the coldest row: for the first time, or because the one it knew has left the working set.
-    if (!known || mine == coldest) mine = coldest_of_mine(a, m.layer);
+    if (!known || mine.candidate == coldest) mine = coldest_of_mine(a, m.layer);
     known = true;
-    coldest = block_minimum(m.minima, mine);
+    coldest = block_minimum(m.minima, mine.candidate);
+    const u64 any = block_minimum(m.warps, mine.any);
+    if (thread_id() == 0 && any != kNobody) c.coldest = static_cast<u32>(any);
     sync_block();
   }
   if (thread_id() == 0) {
@@ -53,48 +56,53 @@ KERNEL(resolve, LayerArgs, args, kResolveThreads) {
   // Loads that need no routing go first: three round trips to memory beside the one of the ids.
   i32 slot = t < args.experts ? c.slot_of[row] : -1;
   u32 heat = t < args.experts ? c.heat[row] : 0;
-  const i64 touched_before = c.touches;
+  const i64 touched_before = c.touches, newest = c.newest;
+  u32 bound = c.coldest;
   const bool valid = slot >= 0 && c.valid[slot];
   const bool staging = slot >= 0 && c.stamp[slot] != kWorking;
   clear(plan, control, args.experts);
   begin_layer(args, control.armed);
 
   const u32 mine = count_pairs(args, pairs, m.routing, m.live);
-  const bool hit = mine && valid, miss = mine && !valid;
+  const bool hit = mine && valid, miss = mine && !valid, staged = hit && staging;
+  const bool hot = staged && heat + kHeatUnit > bound + c.hysteresis;   // it may join the working set
   u64 sum;
-  const u64 before = block_prefix(m.warps, mine | static_cast<u64>(hit) << 24 | static_cast<u64>(miss) << 36 | static_cast<u64>(hit && staging) << 48, sum);
-  const Counts n = {static_cast<i32>(sum >> 24 & 0xfff), static_cast<i32>(sum >> 36 & 0xfff), static_cast<i32>(sum >> 48)};
-  const i32 count = n.hits + n.misses, pair_begin = static_cast<i32>(before & 0xffffff);
-  const i32 index = hit ? static_cast<i32>(before >> 24 & 0xfff) : n.hits + static_cast<i32>(before >> 36 & 0xfff);
+  const u64 before = block_prefix(m.warps, pack(mine, hit, miss, staged, hot), sum);
+  const Counts n = {unpack(sum, kHit), unpack(sum, kMiss), unpack(sum, kStaged)};
+  const i32 count = n.hits + n.misses, pair_begin = unpack(before, kPair);
+  const i32 index = hit ? unpack(before, kHit) : n.hits + unpack(before, kMiss);
+  const bool ages = count && touched_before + count >= c.age_every;
+  // The usual layer: all is there, and nothing of staging is hot enough to join the working set.
+  const bool settled = !n.misses && (!n.staged || (!unpack(sum, kHot) && !ages));
 
-  if (count) {
-    const bool ages = touched_before + count >= c.age_every;
-    if (ages) {
-      for (i32 r = t; r < c.rows; r += thread_count()) c.heat[r] >>= 1;
-      heat >>= 1;
-      sync_block();
-    }
-    if (mine) {
-      heat += heat < kHeatMax ? kHeatUnit : 0;
-      c.heat[row] = heat;
-    }
-    if (t == 0) c.touches = ages ? 0 : touched_before + count;
+  if (ages) {
+    for (i32 r = t; r < c.rows; r += thread_count()) c.heat[r] >>= 1;
+    heat >>= 1, bound >>= 1;
+    if (t == 0) c.coldest = bound;
+    sync_block();
   }
+  if (mine) {
+    heat += heat < kHeatMax ? kHeatUnit : 0;
+    c.heat[row] = heat;
+  }
+  if (t == 0 && count) c.touches = ages ? 0 : touched_before + count;
   if (t < args.experts) m.layer.index[t] = mine ? static_cast<u16>(index) : kAbsent;
   if (mine) {
     m.layer.expert[index] = static_cast<u16>(t), m.layer.heat[index] = heat, m.layer.slot[index] = slot;
     m.layer.position[index] = kAbsent, m.layer.wave[index] = 0, m.layer.within[index] = static_cast<u16>(index);
-    if (hit && staging) m.layer.staged[before >> 48] = static_cast<u16>(index);
+    if (staged) m.layer.staged[unpack(before, kStaged)] = static_cast<u16>(index);
+    if (staged && settled) c.stamp[slot] = newest + unpack(before, kStaged);
   }
   for (i32 w = t; w < kMaxWaves; w += thread_count()) m.layer.in_wave[w] = w ? 0 : static_cast<u32>(n.hits);
   if (t == 0) m.waves = count > 0, m.lost = 0;
+  if (t == 0 && settled && n.staged) c.newest = newest + n.staged;
   place_pairs(args, pairs, m.routing, static_cast<u32>(pair_begin), plan.pairs);
   sync_block();
 
-  const bool moves = n.misses || n.staged;
-  if (moves) take_slots(args, m, n);
-  else if (t == 0) m.layer.in_wave[0] = static_cast<u32>(count);
-  sync_block();
+  if (!settled) {
+    take_slots(args, m, n, bound);
+    sync_block();
+  }
   write_waves(plan, m.layer.in_wave, m.waves, m.first);
   sync_block();
   if (mine) {
@@ -134,12 +142,11 @@ KERNEL(resolve_lookup, LookupArgs, args, kResolveThreads) {
   const u32 mine = count_pairs(a, pairs, m.routing, m.live);
   const bool hit = mine && valid, miss = mine && !valid;
   u64 sum;
-  const u64 before = block_prefix(m.warps, mine | static_cast<u64>(hit) << 24 | static_cast<u64>(miss) << 36, sum);
-  const i32 hits = static_cast<i32>(sum >> 24 & 0xfff), misses = static_cast<i32>(sum >> 36), pair_begin = static_cast<i32>(before & 0xffffff);
+  const u64 before = block_prefix(m.warps, pack(mine, hit, miss, false, false), sum);
+  const i32 hits = unpack(sum, kHit), misses = unpack(sum, kMiss), pair_begin = unpack(before, kPair), nth = unpack(before, kMiss);
   place_pairs(a, pairs, m.routing, static_cast<u32>(pair_begin), plan.pairs);
-  const i32 nth = static_cast<i32>(before >> 36);
   if (mine) {
-    const i32 at = hit ? static_cast<i32>(before >> 24 & 0xfff) : hits + nth;
+    const i32 at = hit ? unpack(before, kHit) : hits + nth;
     plan.steps[at] = {t, row, hit ? slot : 0, 0, hit, pair_begin, static_cast<i32>(mine), -1};
     if (miss) plan.ready[at] = kFailedRow;
   }

@@ -11,6 +11,13 @@ struct Routing {
   u32 table[kTable];           // [warp][expert]: pairs; then where the next one goes
 };
 
+// Five counts that are summed as one: fewer than 2^20 pairs, up to 2^10 experts of each kind.
+enum Field : i32 { kPair = 0, kHit = 20, kMiss = 31, kStaged = 42, kHot = 53 };
+DEVICE u64 pack(u32 pairs, bool hit, bool miss, bool staged, bool hot) {
+  return pairs | static_cast<u64>(hit) << kHit | static_cast<u64>(miss) << kMiss | static_cast<u64>(staged) << kStaged | static_cast<u64>(hot) << kHot;
+}
+DEVICE i32 unpack(u64 sums, Field field) { return static_cast<i32>(sums >> field & (field == kPair ? 0xfffff : 0x7ff)); }
+
 // Where a pair routes to; -1: nowhere. Ids out of range too: they would name another layer's rows.
 DEVICE i32 expert_of(const LayerArgs& a, i32 pair) {
   const i32 id = a.topk_ids[pair];

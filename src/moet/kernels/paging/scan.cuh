@@ -78,16 +78,16 @@ KERNEL(resolve_scan, ScanArgs, args, kResolveThreads) {
   const i32 wave = position >= 0 ? absent.steps[position].wave : 0;
   const bool lost = miss && (position < 0 || wave >= kMaxWaves);
   u64 sum;
-  const u64 before = block_prefix(m.warps, mine | static_cast<u64>(hit) << 24 | static_cast<u64>(miss && !lost) << 36 | static_cast<u64>(lost) << 48, sum);
-  const i32 hits = static_cast<i32>(sum >> 24 & 0xfff), losses = static_cast<i32>(sum >> 48), coming = static_cast<i32>(sum >> 36 & 0xfff);
-  const i32 pair_begin = static_cast<i32>(before & 0xffffff), count = hits + losses + coming;
+  const u64 before = block_prefix(m.warps, pack(mine, hit, miss, lost, false), sum);
+  const i32 hits = unpack(sum, kHit), losses = unpack(sum, kStaged), count = hits + unpack(sum, kMiss), pair_begin = unpack(before, kPair);
   if (mine) atomic_add_shared(&m.in_wave[lost ? 0 : wave], 1);
   place_pairs(a, pairs, m.routing, static_cast<u32>(pair_begin), plan.pairs);
   sync_block();
   const i32 waves = count ? (absent.waves < 1 ? 1 : absent.waves > kMaxWaves ? kMaxWaves : absent.waves) : 0;
   write_waves(plan, m.in_wave, waves, m.first);
   if (mine) {   // hits, lost rows, then those that come, whose waves ascend as they do
-    const i32 at = hit ? static_cast<i32>(before >> 24 & 0xfff) : lost ? hits + static_cast<i32>(before >> 48) : hits + losses + static_cast<i32>(before >> 36 & 0xfff);
+    const i32 lost_before = unpack(before, kStaged);
+    const i32 at = hit ? unpack(before, kHit) : lost ? hits + lost_before : hits + losses + unpack(before, kMiss) - lost_before;
     plan.steps[at] = {t, row, hit ? slot : lost ? 0 : absent.steps[position].slot, lost ? 0 : wave, hit, pair_begin, static_cast<i32>(mine), lost ? -1 : position};
     if (lost) plan.ready[at] = kFailedRow;
   }

@@ -2,7 +2,8 @@
 // table, and the coldest row is found. What each decision leaves to the next one is done by thread 0, in shared memory.
 //
 // The coldest row is looked for when a row of staging could be hotter, and again after each admission, for within a layer nothing else changes the
-// answer: heat is settled before, and the slots that the layer uses are no candidates from the start.
+// answer: heat is settled before, and the slots that the layer uses are no candidates from the start. What was found bounds the coldest row of later layers
+// too (SlotClass.coldest): heat only grows, but for halvings and rows that take free slots, and so most layers need not look.
 #pragma once
 #include "block.cuh"
 #include "state.cuh"
@@ -54,11 +55,16 @@ DEVICE bool of_this_layer(const LayerArgs& a, const Layer& layer, i32 row) {
   return expert < static_cast<u32>(a.experts) && layer.index[expert] != kAbsent;
 }
 
-// This thread's coldest candidate: heat in the high half, slot in the low one.
-DEVICE u64 coldest_of_mine(const LayerArgs& a, const Layer& layer) {
+struct Coldest {
+  u64 candidate;               // heat in the high half, slot in the low one
+  u64 any;                     // heat; of the whole working set
+};
+
+// Of this thread's slots.
+DEVICE Coldest coldest_of_mine(const LayerArgs& a, const Layer& layer) {
   const SlotClass& c = *a.slots;
   const i32 step = thread_count();
-  u64 coldest = kNobody;
+  Coldest coldest = {kNobody, kNobody};
   for (i32 from = thread_id(); from < c.slots; from += 4 * step) {
     i64 stamp[4];
     i32 row[4];
@@ -71,13 +77,15 @@ DEVICE u64 coldest_of_mine(const LayerArgs& a, const Layer& layer) {
     }
 #pragma unroll
     for (i32 q = 0; q < 4; ++q) {
-      if (stamp[q] != kWorking || row[q] < 0 || of_this_layer(a, layer, row[q])) row[q] = -1;
+      if (stamp[q] != kWorking) row[q] = -1;
       heat[q] = row[q] >= 0 ? c.heat[row[q]] : 0;
     }
 #pragma unroll
     for (i32 q = 0; q < 4; ++q) {
+      if (row[q] < 0) continue;
       const u64 key = static_cast<u64>(heat[q]) << 32 | static_cast<u32>(from + q * step);
-      if (row[q] >= 0 && key < coldest) coldest = key;
+      if (heat[q] < coldest.any) coldest.any = heat[q];
+      if (key < coldest.candidate && !of_this_layer(a, layer, row[q])) coldest.candidate = key;
     }
   }
   return coldest;
@@ -170,6 +178,7 @@ DEVICE bool give_slot(const LayerArgs& a, Layer& layer, Lists& lists, i32 free_c
     staging = false;
     layer.slot[i] = lists.free[q.free++];
     assign(c, q, row, layer.slot[i], -1);
+    if (layer.heat[i] < c.coldest) c.coldest = layer.heat[i];
   } else {
     while (queue.slot[q.head & (kQueue - 1)] < 0) ++q.head;
     const i32 at = q.head++ & (kQueue - 1), slot = queue.slot[at], before = queue.row[at];

@@ -11,7 +11,8 @@ constexpr i32 kResolveThreads = 1024;   // of the block that resolves: a thread 
 // The slots of one class (layers whose rows take one slot size), as cache/reference.py defines them. In device memory.
 struct SlotClass {
   i32 rows, slots, staging, ring;   // ring: slots behind the others, [slots, slots + 2 * ring), for scans; not part of the bookkeeping
-  u32 hysteresis, reserved;
+  u32 hysteresis;
+  u32 coldest;                      // no row of the working set is colder; whoever writes heat writes 0 here
   i64 age_every, touches;
   i64 slot_bytes;
   i64 newest, oldest;               // stamps to give next, to a slot that becomes staging's newest / oldest

@@ -26,7 +26,7 @@ COUNTERS = (
 class SlotClass(ctypes.Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("rows", "slots", "staging", "ring")],
-        *[(name, c_uint32) for name in ("hysteresis", "reserved")],
+        *[(name, c_uint32) for name in ("hysteresis", "coldest")],
         *[(name, c_int64) for name in ("age_every", "touches", "slot_bytes", "newest", "oldest")],
         *[(name, c_uint64) for name in ("evictions", "admitted")],
         *[(name, c_void_p) for name in ("pool", "arena", "location", "slot_of", "row_of", "heat", "valid", "stamp")],
