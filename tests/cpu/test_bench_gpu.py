@@ -12,6 +12,7 @@ sys.path += [str(BENCHMARKS), str(BENCHMARKS / "gpu")]
 import arithmetic
 import checks
 import disk
+import reduced
 import routing
 from arithmetic import Samples
 from residency import Residency
@@ -193,3 +194,10 @@ def test_row_files_hold_rows_whose_checksums_hold(tmp_path):
             assert row[: SMALL.geometry.extras_offset].tobytes() == values.numpy()[expert, : SMALL.geometry.extras_offset].tobytes()
     disk.remove(sources)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_the_sanitizer_runs_is_right_in_the_emulator(tmp_path):
+    found = reduced.run(tmp_path, emulated=True)
+    assert found["wrong"] == 0 and found["finite"] and found["calls"] == 22
+    done = found["counters"]
+    assert done.waves > done.layers and done.scan_misses > 0 and done.arena_misses > 0 and done.failed_rows > 0 and done.timeouts == 0
