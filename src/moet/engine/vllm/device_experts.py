@@ -5,6 +5,7 @@ the background from then on; slots are allocated when the KV cache has its memor
 move into the slots. Rows of steps before that are zeros.
 """
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -30,6 +31,7 @@ class DeviceExperts(Experts):
         from moet.moe.device import DeviceRuntime
         from moet.store.host import HostStore
 
+        self.began = time.monotonic()
         self.run, settings, scheduler = run, run.settings, config.scheduler_config
         self.limits = (settings.scan_tokens, decode_tokens(config))
         self.slot_layers: frozenset[str] = frozenset()
@@ -96,14 +98,18 @@ class DeviceExperts(Experts):
         )  # fmt: skip
 
     def start(self) -> None:
-        """After capture: fills the slots and lets the device page. Raises what reading the rows raised."""
-        if self.filling:
-            self.filling.result()
+        """After capture: fills the slots and lets the device page. Raises what reading the rows raised.
+
+        Without heat of an earlier run, slots are filled only from RAM: which rows are worth a read is not known.
+        """
+        read = self.filling.result() if self.filling else 0
         self.runtime.arm(True)
-        if self.run.settings.preheat:
-            self.runtime.preload(self.known_heat)  # through the pager's own path, so armed
+        loaded = 0
+        if self.run.settings.preheat and (self.known_heat is not None or not self.store.mailbox):
+            loaded = self.runtime.preload(self.known_heat)  # through the pager's own path, so armed
             self.words.forgive(self.rank)
         self.watch.start()
+        logger.info("moet: %d rows read into RAM, %d moved into slots, %.1f s after the store was opened", read, loaded, time.monotonic() - self.began)
 
     def forward(self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         if not self.ready:  # profiling: graphs are captured once before slots exist, to see how much memory they take
