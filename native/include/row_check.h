@@ -8,4 +8,7 @@ namespace moet {
 // w2 tiles, extras; numbered in the whole row) and gets 0 or 1 for each part that was checked.
 int check_slice(const RowGeometry& g, int tile_begin, int tile_end, const RowView& view, uint8_t* bad);
 
+// The same from CRCs that were taken before, true if all hold: of the slice's w13 tiles, its w2 tiles, and the extras less their last 4 bytes.
+bool crcs_hold(const RowGeometry& g, int tile_begin, int tile_end, const uint8_t* extras, const uint32_t* crcs);
+
 }  // namespace moet

@@ -123,6 +123,13 @@ int check_slice(const RowGeometry& g, int tile_begin, int tile_end, const RowVie
   return count;
 }
 
+bool crcs_hold(const RowGeometry& g, int tile_begin, int tile_end, const uint8_t* extras, const uint32_t* crcs) {
+  const size_t tiles = static_cast<size_t>(tile_end - tile_begin);
+  const auto same = [&](const uint32_t* found, int64_t offset, size_t n) { return std::memcmp(found, extras + (offset - g.extras_offset()), 4 * n) == 0; };
+  return same(crcs, crc_offset(g) + 4 * tile_begin, tiles) && same(crcs + tiles, crc_offset(g) + 4 * (g.tiles() + tile_begin), tiles) &&
+         same(crcs + 2 * tiles, g.row_bytes() - 4, 1);
+}
+
 }  // namespace moet
 
 using namespace moet;

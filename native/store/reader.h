@@ -61,17 +61,22 @@ class Reader {
   const RowFile* file(int layer) const { return files_[layer].get(); }
 
  private:
+  struct Part { int64_t slot_offset, bytes; uint16_t chunks; };   // what has a checksum; chunks that hold its bytes
+  struct Chunk { int64_t row_offset, bytes, slot_offset; int first_part, parts; };
+  struct Check { uint16_t open; uint32_t crc; };                  // of a part: chunks that have not landed, then its CRC
   struct Work {
     ReadJob job;
     int next = 0, open = 0, chunks = 0;   // chunk to take next, chunks not finished, all
+    std::vector<Check> checks;            // while the row is read
     bool background = false;
     std::string error;
     std::chrono::steady_clock::time_point began;
   };
-  struct Chunk { int64_t row_offset, bytes, slot_offset; };
 
+  void plan(int layer);
   void run();
   bool read_chunk(const ReadJob& job, const Chunk& chunk, std::string& error);
+  void check_parts(std::unique_lock<std::mutex>& lock, Work& work, const Chunk& chunk);
   void finish(std::unique_lock<std::mutex>& lock, Work& work);
   std::string name(const ReadJob& job) const;
   std::shared_ptr<Fault> fault_of(const ReadJob& job);
@@ -81,6 +86,7 @@ class Reader {
   const ReaderOptions options_;
   Counters& counters_;
   std::vector<std::vector<Chunk>> chunks_;            // of a layer's rows
+  std::vector<std::vector<Part>> parts_;              // of a layer's rows: the slice's w13 tiles, w2 tiles, extras; empty: unchecked
   std::vector<std::shared_ptr<RowFile>> files_;       // of a layer; null: rows arrive by put()
 
   std::unique_ptr<std::atomic<SlotState>[]> state_;
