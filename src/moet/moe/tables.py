@@ -105,9 +105,6 @@ class Tables:
         for index, (cls, first, experts) in layers.items():
             values = np.zeros(experts, np.int32) if heat is None else np.asarray(heat[index], np.uint32).view(np.int32)
             self._arrays[cls].heat[first : first + experts] = torch.from_numpy(values.copy()).to(self.device)
-        for cls in range(len(self._arrays)):
-            at = cls * ctypes.sizeof(SlotClass) + SlotClass.coldest.offset
-            self._classes[at : at + 4].view(torch.int32).zero_()
         for i in range(len(self._arrays)):
             at = i * ctypes.sizeof(SlotClass) + SlotClass.coldest.offset
             self._classes[at : at + 4].zero_()   # resolve's bound on the working set's heat holds no longer
