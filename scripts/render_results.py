@@ -75,14 +75,14 @@ def gpu_steps() -> str:
     if not path.exists():
         return ""
     result = json.loads(path.read_text())
-    head = ["routing, tokens, coverage", "step", "tokens/s", "missed rows", "moved", "link", "of the fetch hidden", "step / bound", "replayed step", "graph runs"]
+    head = ["routing, tokens, coverage", "step", "tokens/s", "missed rows", "moved", "while fetching", "of the fetch hidden", "step / bound", "replayed step", "graph runs"]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " --: |" * (len(head) - 1)]
     for name, r in result["steps"].items():
         replayed = result.get("replay", {}).get(name, {})
         cell = lambda value, form: "" if value is None else form.format(value)
         cells = [
             name, f"{r['median_ms']:.2f} ms", f"{r['tok_per_s_back_to_back']:,.0f}", cell(r.get("missed_rows"), "{:.1f}"), cell(r.get("missed_mb"), "{:.0f} MB"),
-            cell(r.get("link_gb_per_s"), "{:.1f} GB/s"), "" if r.get("hidden") is None else f"{100 * r['hidden']:.0f} %",
+            cell(r.get("fetch_gb_per_s"), "{:.1f} GB/s"), "" if r.get("hidden") is None else f"{100 * r['hidden']:.0f} %",
             cell(r.get("over_bound") if r.get("missed_rows") else None, "{:.3f}"), cell(replayed.get("step_ms"), "{:.2f} ms"), cell(replayed.get("runs"), "{:.2f}"),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")

@@ -105,6 +105,8 @@ class Scale:
         steps, facts = run.samples, self.report.facts
         whole = self.resident.get((steps.routing, steps.tokens))
         row = {**spread(steps.seconds), "coverage": self.coverage[steps.name], "tok_per_s_back_to_back": run.per_s, "launch_ms": run.launch_ms}
+        if run.counters["fetch_nanoseconds"]:
+            row["fetch_gb_per_s"] = run.counters["fetched_bytes"] / run.counters["fetch_nanoseconds"]   # from a layer's first missing row to its last
         if whole is not None:
             resident_s = statistics.median(whole.samples.seconds)
             row |= arithmetic.summary(steps, resident_s, self.link["bytes_per_s"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from expert_layers import Layers, batch, check, counters, open_runtime, registration, table
-from store_rows import DELAY, ERRNO, SHORT
+from store_rows import CORRUPT, DELAY, ERRNO, SHORT
 
 from moet.cache.reference import Bookkeeping
 from moet.layout import RowGeometry
@@ -164,17 +164,18 @@ def miss_of(runtime, ids: torch.Tensor, layer: int) -> int:
     return next(e for e in sorted(set(ids.flatten().tolist())) if found["slot_of"][EXPERTS * (layer - 3) + e] < 0)
 
 
+@pytest.mark.parametrize("kind, value, text", [(ERRNO, errno.EIO, "errno 5"), (CORRUPT, 100, "checksum of w13 tile 0")], ids=["EIO", "flipped bit"])
 @pytest.mark.parametrize("scan", [False, True], ids=["decode", "scan"])
-def test_a_row_that_cannot_be_read_gives_zeros_and_is_counted(layers, scan, opened, emulated, tmp_path):
+def test_a_row_that_cannot_be_read_gives_zeros_and_is_counted(layers, scan, kind, value, text, opened, emulated, tmp_path):
     store, runtime = opened(layers, 6, tmp_path, 3)
     x, weights, ids = batch(3, 64, EXPERTS, TOP_K, 5, device_of(emulated))
     bad = miss_of(runtime, ids, 3)
-    store.inject(3, bad, ERRNO, errno.EIO, 1000)
+    store.inject(3, bad, kind, value, 1000)
     cold = runtime.forward(3, x, weights, ids, None, scan)
     check(cold, layers.reference(3, x, weights, ids, without=[bad]))
     assert failures(store) > 0 and counters(runtime).failed_rows > 0
-    assert f"layer 3, expert {bad}" in store.failure_text() and "errno 5" in store.failure_text()
-    store.inject(3, bad, ERRNO, errno.EIO, 0)
+    assert f"layer 3, expert {bad}" in store.failure_text() and text in store.failure_text()
+    store.inject(3, bad, kind, value, 0)
     before = failures(store)
     for again in range(3):
         check(runtime.forward(3, x, weights, ids, None, scan), layers.reference(3, x, weights, ids), again)
@@ -227,31 +228,62 @@ def test_a_server_that_stopped_fails_steps_and_hangs_nothing(layers, opened, emu
     assert failures(store) == before
 
 
-def test_captured_steps_follow_the_specification_cold_and_warm(layers, opened, needs_graphs, tmp_path):
-    """Both layers in one graph, rows from GPU slots, arena and disk, 200 replays: slots of the specification, outputs of a resident runtime, byte for byte."""
+def captured(runtime, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, emulated: bool):
+    """Both layers as a CUDA graph; each call replays it and gives their results."""
+    work = lambda: [runtime.forward(layer, x, weights, ids) for layer in (3, 4)]
+    if emulated:
+        return work
+    runtime.arm(False)
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = work()
+    runtime.arm(True)
+    return lambda: (graph.replay(), outs)[1]
+
+
+def test_captured_steps_follow_the_specification_cold_and_warm(layers, opened, emulated, tmp_path):
+    """Rows from GPU slots, arena and disk, 200 replays: slots of the specification, outputs of a resident runtime, byte for byte."""
     _, resident = opened(layers)
     _, runtime = opened(layers, 12, tmp_path, 20)
-    x, weights, ids = batch(2, 64, EXPERTS, TOP_K, 0, "cuda")
-    graphs, outs = [], []
-    for r in (resident, runtime):
-        r.arm(False)
-        for layer in (3, 4):
-            r.forward(layer, x, weights, ids, None, False)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs.append([r.forward(layer, x, weights, ids, None, False) for layer in (3, 4)])
-        graphs.append(graph)
-        r.arm(True)
-    book = specification(runtime)
-    for step in range(200):
-        for tensor, value in zip((x, weights, ids), batch(2, 64, EXPERTS, TOP_K, step, "cuda", ZIPF), strict=True):
+    x, weights, ids = batch(2, 64, EXPERTS, TOP_K, 0, device_of(emulated))
+    steps, book = [captured(r, x, weights, ids, emulated) for r in (resident, runtime)], specification(runtime)
+    for number in range(20 if emulated else 200):
+        for tensor, value in zip((x, weights, ids), batch(2, 64, EXPERTS, TOP_K, number, device_of(emulated), ZIPF), strict=True):
             tensor.copy_(value)
-        for graph in graphs:
-            graph.replay()
-        torch.cuda.synchronize()
-        for a, b in zip(*outs, strict=True):
-            assert torch.equal(a, b), step
+        for whole, paged in zip(*(step() for step in steps), strict=True):
+            assert torch.equal(whole, paged), number
         for layer in (3, 4):
             expect_plan(book, layer, ids)
-        assert table(runtime, 0)["row_of"].tolist() == book.row_of, step
+        assert table(runtime, 0)["row_of"].tolist() == book.row_of, number
+
+
+def test_captured_steps_with_faults_are_right_or_counted(layers, opened, emulated, tmp_path):
+    """A hundred replays while reads fail, come short, come late and hold a flipped bit: a step whose failure word did not move has the resident runtime's bytes, one whose did is
+    finite, and at the end, with the faults gone, all are right."""
+    _, resident = opened(layers)
+    store, runtime = opened(layers, 6, tmp_path, 8, limit_s=2.0)
+    x, weights, ids = batch(2, 64, EXPERTS, TOP_K, 0, device_of(emulated))
+    step, rng = captured(runtime, x, weights, ids, emulated), np.random.default_rng(1)
+    failed, faulty = 0, 20 if emulated else 100
+    for number in range(faulty + 20):
+        if number < faulty:
+            for _ in range(4):
+                fault = ((ERRNO, errno.EIO), (SHORT, 1000), (DELAY, 3000), (CORRUPT, 100))[int(rng.integers(4))]
+                store.inject(int(rng.integers(3, 5)), int(rng.integers(EXPERTS)), *fault, 1)
+        else:
+            for layer, expert in np.ndindex(2, EXPERTS):
+                store.inject(3 + layer, expert, ERRNO, 0, 0)
+        for tensor, value in zip((x, weights, ids), batch(2, 64, EXPERTS, TOP_K, number, device_of(emulated)), strict=True):
+            tensor.copy_(value)
+        before = failures(store)
+        outs = step()
+        counters(runtime)   # the device is done
+        if failures(store) == before:
+            for layer, out in zip((3, 4), outs, strict=True):
+                assert torch.equal(out, resident.forward(layer, x, weights, ids)), number
+        else:
+            failed += 1
+            assert number < faulty and all(torch.isfinite(out.float()).all() for out in outs), number
+    assert 0 < failed < faulty
