@@ -59,7 +59,8 @@ DEVICE void copy_share(const LayerArgs& a, const Rows& rows, i32 i, i32 part, i3
 
 struct Leader {               // in shared memory
   u32 requests, known, open, progress, failed;
-  i32 torn, again;            // a row that is to be asked for again; one that is there again
+  u32 torn_rows, here_again;
+  i32 torn, again;            // one of the rows that are to be asked for again; one of those that are there again
   i32 step, part;
   bool give_up;
 };
@@ -115,21 +116,21 @@ DEVICE void look(const LayerArgs& a, const Rows& rows, Leader& s, i32 parts) {
       const u32 ready = load_acquire_gpu(&rows.ready[i]);
       if (ready == static_cast<u32>(parts)) f.phase = kDone;
       if (ready == kTornRow) f.phase = kTorn;
-      if (f.phase != kCopying) s.progress = 1;
+      if (f.phase != kCopying) atomic_add_shared(&s.progress, 1);
     } else if (f.phase == kWaiting || f.phase == kAgain) {
       const u64 location = load_acquire_sys(&a.slots->location[rows.steps[i].row]);
       if (in_arena(location)) {
-        s.progress = 1;
+        atomic_add_shared(&s.progress, 1);
         f.location = location;
         if (f.phase == kWaiting) append(rows, s, i);
-        else s.again = i;
+        else if (atomic_add_shared(&s.here_again, 1) == 0) s.again = i;
       } else if (s.give_up || read_failed(location, f.request)) {
-        s.progress = 1;
+        atomic_add_shared(&s.progress, 1);
         lose(a, rows, s, i, rows.copied[i] & kRequested);
       }
     }
-    if (f.phase == kTorn) s.torn = i;
-    if (f.phase != kDone) s.open = 1;
+    if (f.phase == kTorn && atomic_add_shared(&s.torn_rows, 1) == 0) s.torn = i;
+    if (f.phase != kDone) atomic_add_shared(&s.open, 1);
   }
 }
 
@@ -159,7 +160,7 @@ DEVICE void lead(const LayerArgs& a, const Rows& rows, i32 parts) {
   locate(a, rows, s);
   for (;;) {
     sync_block();
-    if (thread_id() == 0) s.open = s.progress = 0, s.torn = s.again = s.step = -1;
+    if (thread_id() == 0) s.open = s.progress = s.torn_rows = s.here_again = 0, s.torn = s.again = s.step = -1;
     sync_block();
     look(a, rows, s, parts);
     sync_block();

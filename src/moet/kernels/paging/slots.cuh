@@ -113,7 +113,7 @@ DEVICE i32 gather(const LayerArgs& a, Layer& layer, Lists& lists, Gathered& gath
         const u32 n = atomic_add_shared(&counter[0], 1);
         if (n < static_cast<u32>(kMaxStaging)) gathered.stamp[n] = stamp[q], gathered.slot[n] = from + q * step, gathered.row[n] = row[q];
       } else if (row[q] < 0) {
-        counter[1] = 1;
+        atomic_add_shared(&counter[1], 1);
       }
     }
   }
