@@ -1,7 +1,10 @@
 """Pinned memory and budgets: what is registered, in which pieces, and what is said when there is not enough."""
 
+import enum
 import errno
 import mmap
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -86,6 +89,69 @@ def test_what_cannot_be_registered_is_said(rows, monkeypatch):
         match=r"pinned memory: expected .* more, found 100 bytes of 1.0 GiB available, no cgroup limit",
     ):
         HostStore(rows.sources, register=lambda address, length: None)
+
+
+class FakeDriver(types.ModuleType):
+    """cuda.bindings.driver, as far as cuda_register needs it: a context and a table of what is registered."""
+
+    CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP = 1, 2
+    CUresult = enum.IntEnum(
+        "CUresult", {"CUDA_SUCCESS": 0, "CUDA_ERROR_OUT_OF_MEMORY": 2, "CUDA_ERROR_INVALID_CONTEXT": 201}
+    )
+
+    def __init__(self, offset: int = 0, room: int = 1 << 40) -> None:
+        super().__init__("driver")
+        self.offset, self.room, self.context, self.held = offset, room, 0, {}
+        ok = self.CUresult.CUDA_SUCCESS
+        self.cuInit = lambda flags: (ok,)
+        self.cuDeviceGet = lambda ordinal: (ok, ordinal)
+        self.cuCtxGetCurrent = lambda: (ok, self.context)
+        self.cuDevicePrimaryCtxRetain = lambda device: (ok, 77 + device)
+        self.cuMemHostGetDevicePointer = lambda address, flags: (ok, address + self.offset)
+
+    def cuCtxSetCurrent(self, context):
+        self.context = context
+        return (self.CUresult.CUDA_SUCCESS,)
+
+    def cuMemHostRegister(self, address, length, flags):
+        if not self.context:
+            return (self.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+        if length > self.room:
+            return (self.CUresult.CUDA_ERROR_OUT_OF_MEMORY,)
+        self.held[address] = (length, flags)
+        return (self.CUresult.CUDA_SUCCESS,)
+
+    def cuMemHostUnregister(self, address):
+        if not self.context:
+            return (self.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+        del self.held[address]
+        return (self.CUresult.CUDA_SUCCESS,)
+
+
+def test_cuda_register_asks_the_driver(rows, monkeypatch):
+    def use(driver):
+        bindings = types.ModuleType("cuda.bindings")
+        bindings.driver = driver
+        monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+        return driver
+
+    driver = use(FakeDriver())
+    with HostStore(rows.sources, register=pinned.cuda_register) as store:
+        assert driver.context == 77 and len(driver.held) == 4  # the primary context of device 0
+        assert driver.held[store.classes[0].arena] == (24 * 8192, 3)  # portable, mapped
+        driver.context = 0  # another thread's view
+    assert not driver.held
+    driver = use(FakeDriver(offset=4096))
+    with pytest.raises(
+        StoreError, match="the device sees host address 0x.* as 0x.*; one address for both is needed"
+    ):
+        HostStore(rows.sources, register=pinned.cuda_register)
+    assert not driver.held
+    driver = use(FakeDriver(room=8192))
+    with pytest.raises(StoreError, match=r"were refused: CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+        HostStore(rows.sources, register=pinned.cuda_register)
+    assert not driver.held
 
 
 def test_auto_takes_what_is_there_less_a_reserve():

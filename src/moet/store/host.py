@@ -259,10 +259,12 @@ class HostStore:
         """Ends the server and the I/O threads, unregisters and unmaps the memory: no device may use it then. Twice is fine."""
         if self._handle:
             self.stop_server()
-            while self._registered:
-                self._registered.pop()()
-            lib().moet_host_close(self._handle)
-            self._handle = ctypes.c_void_p()
+            try:
+                while self._registered:
+                    self._registered.pop()()
+            finally:
+                lib().moet_host_close(self._handle)
+                self._handle = ctypes.c_void_p()
         if self.failure_words is not None:
             self.failure_words.close()
 

@@ -64,7 +64,8 @@ def _why(error: Exception, length: int, done: int, total: int) -> str:
 
 
 def cuda_register(address: int, length: int) -> Callable[[], None]:
-    """Pins memory for all CUDA contexts of the process (portable, mapped); returns what unpins it. Needs a current CUDA context.
+    """Pins memory for all CUDA contexts of the process (portable, mapped); returns what unpins it. Where the thread has no current
+    context, the primary one of device 0 becomes it.
 
     Raises StoreError with CUDA's name of the error, or if the device would see the memory under another address."""
     from cuda.bindings import driver  # comes with torch on a machine that has a GPU
@@ -75,6 +76,18 @@ def cuda_register(address: int, length: int) -> Callable[[], None]:
             raise StoreError(f"{code.name} ({int(code)})")
         return values[0] if values else None
 
+    def need_context() -> None:
+        check(driver.cuInit(0))
+        if int(check(driver.cuCtxGetCurrent())) == 0:
+            check(
+                driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0)))))
+            )
+
+    def undo() -> None:
+        need_context()
+        check(driver.cuMemHostUnregister(address))
+
+    need_context()
     check(
         driver.cuMemHostRegister(
             address, length, driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
@@ -82,8 +95,8 @@ def cuda_register(address: int, length: int) -> Callable[[], None]:
     )
     seen = int(check(driver.cuMemHostGetDevicePointer(address, 0)))
     if seen != address:
-        driver.cuMemHostUnregister(address)
+        undo()
         raise StoreError(
             f"the device sees host address {address:#x} as {seen:#x}; one address for both is needed"
         )
-    return lambda: check(driver.cuMemHostUnregister(address))
+    return undo
