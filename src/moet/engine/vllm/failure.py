@@ -157,8 +157,8 @@ def fail_in_flight(scheduler: Any, scheduler_output: Any, reason: str) -> list[A
         scheduler.set_pause_state(PauseState.PAUSED_ALL)
     ids = {r.request_id for r in scheduler.requests.values() if r.status == RequestStatus.RUNNING or r.num_in_flight_tokens > 0}
     ids |= set(now)
-    scheduler.kv_cache_manager.evict_blocks(set(range(scheduler.kv_cache_config.num_blocks)))
     finished = scheduler.finish_requests(ids, RequestStatus.FINISHED_ERROR)
+    scheduler.kv_cache_manager.evict_blocks(set(range(scheduler.kv_cache_config.num_blocks)))
     if finished:
         logger.error("moet: %d request(s) failed because an expert row could not be read: %s", len(finished), reason)
     return finished
