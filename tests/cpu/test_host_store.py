@@ -190,6 +190,40 @@ def test_a_row_that_cannot_be_read(rows, kind, value, message):
         device.check(3, 17)
 
 
+def test_a_failure_is_said_to_all_who_asked(rows):
+    """Two requests share a read that ends with a bad checksum."""
+    source = rows.sources[3]
+    with source.path.open("r+b") as file:
+        file.seek(source.data_offset + 17 * ROW + 9)
+        file.write(b"\xff" if rows.rows[3][17, 9] != 255 else b"\0")
+    with HostStore(rows.sources, ram_bytes=4 * ROW) as store:
+        device = Device(store, rows)
+        store.inject(3, 17, DELAY, 200_000)
+        first, second = device.post(3, 17), device.post(3, 17)
+        assert not device.wait(3, 17, first) and not device.wait(3, 17, second)
+        assert device.location(3, 17) == (second, FAILED)
+        assert store.counters().checksum_failures == 1
+
+
+def test_a_failure_that_was_overwritten_is_made_good(rows):
+    """One request has not seen yet that its read failed; another one gets the row: it is kept for both."""
+    with HostStore(rows.sources, ram_bytes=3 * ROW) as store:
+        device = Device(store, rows)
+        store.inject(3, 17, ERRNO, errno.EIO)
+        first = device.post(3, 17)
+        assert not device.wait(3, 17, first)
+        second = device.post(3, 17)
+        assert device.wait(3, 17, second)
+        device.take(second)
+        for e in range(8):
+            device.fetch(3, e)
+        device.check(3, 17)  # not taken by the first
+        device.take(first)
+        store.set_heat({3: np.where(np.arange(32) == 17, 0, 1000).astype(np.uint32)})
+        device.fetch(3, 20)
+        assert device.slot(3, 17) == -1
+
+
 def test_short_reads_and_slow_rows(rows):
     with HostStore(rows.sources, ram_bytes=8 * ROW, io_threads=4) as store:
         device = Device(store, rows)
