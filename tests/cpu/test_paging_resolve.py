@@ -98,6 +98,9 @@ def test_same_trace_same_slots(module, trace):
         ids = rng.zipf(1.3, (tokens, top_k)) % (experts + 1) - int(rng.random() < 0.3)
         kv = None if rng.random() < 0.4 else rng.integers(-1, 3, tokens)
         fail = set(rng.integers(0, experts * layers, experts).tolist()) if failing else ()
+        if rng.random() < 0.1:  # heat of another run
+            book.heat = rng.integers(0, 150, experts * layers).tolist()
+            memory.heat[:], memory.cls.coldest = book.heat, 0
         run_layer(module, memory, book, layer, ids, kv, fail, threads)
 
 

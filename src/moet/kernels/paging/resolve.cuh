@@ -23,9 +23,9 @@ DEVICE void take_slots(const LayerArgs& a, ResolveMemory& m, const Counts& n, u3
   SlotClass& c = *a.slots;
   i32 free_count;
   const i32 staging = gather(a, m.layer, m.lists, m.gathered, n.misses, free_count, m.warps, m.counter);
-  Sequence q = {0, staging, 0, 0, c.newest, c.oldest, 0, 0, 0, 1, false};
+  Sequence q = {0, staging, 0, 0, c.newest, c.oldest, 0, 0, 0, ~0u, 1, false};
   Coldest mine = {};
-  u64 coldest = static_cast<u64>(bound) << 32;
+  u64 coldest = static_cast<u64>(bound) << 32, any = bound;
   bool known = false;
   for (;;) {
     if (thread_id() == 0) m.done = advance(a, m.layer, m.lists, free_count, n, q, coldest, known);
@@ -35,12 +35,12 @@ DEVICE void take_slots(const LayerArgs& a, ResolveMemory& m, const Counts& n, u3
     if (!known || mine.candidate == coldest) mine = coldest_of_mine(a, m.layer);
     known = true;
     coldest = block_minimum(m.minima, mine.candidate);
-    const u64 any = block_minimum(m.warps, mine.any);
-    if (thread_id() == 0 && any != kNobody) c.coldest = static_cast<u32>(any);
+    any = block_minimum(m.warps, mine.any);   // of most threads as they saw it the first time: what joined since is in q.joined
     sync_block();
   }
   if (thread_id() == 0) {
     c.newest = q.newest, c.oldest = q.oldest;
+    c.coldest = any < q.joined ? static_cast<u32>(any) : q.joined;
     c.evictions += q.evictions, c.admitted += q.admitted;
     m.waves = q.waves, m.lost = static_cast<i32>(q.lost);
   }

@@ -3,7 +3,7 @@
 //
 // The coldest row is looked for when a row of staging could be hotter, and again after each admission, for within a layer nothing else changes the
 // answer: heat is settled before, and the slots that the layer uses are no candidates from the start. What was found bounds the coldest row of later layers
-// too (SlotClass.coldest): heat only grows, but for halvings and rows that take free slots, and so most layers need not look.
+// too (SlotClass.coldest), with the heat of the rows that have joined the working set since: heat only grows, but for halvings. So most layers need not look.
 #pragma once
 #include "block.cuh"
 #include "state.cuh"
@@ -44,6 +44,7 @@ struct Sequence {              // thread 0's
   i32 head, tail, free, at;    // at: which row is next, staged hits first
   i64 newest, oldest;
   u32 evictions, admitted, lost;
+  u32 joined;                  // heat of the coldest row that has joined the working set
   i32 waves;
   bool considering;            // row `at` has its slot; whether it is admitted hangs on the coldest row
 };
@@ -178,7 +179,7 @@ DEVICE bool give_slot(const LayerArgs& a, Layer& layer, Lists& lists, i32 free_c
     staging = false;
     layer.slot[i] = lists.free[q.free++];
     assign(c, q, row, layer.slot[i], -1);
-    if (layer.heat[i] < c.coldest) c.coldest = layer.heat[i];
+    if (layer.heat[i] < q.joined) q.joined = layer.heat[i];
   } else {
     while (queue.slot[q.head & (kQueue - 1)] < 0) ++q.head;
     const i32 at = q.head++ & (kQueue - 1), slot = queue.slot[at], before = queue.row[at];
@@ -223,6 +224,7 @@ DEVICE bool advance(const LayerArgs& a, Layer& layer, Lists& lists, i32 free_cou
     const i32 victim = static_cast<i32>(coldest & 0xffffffffu);
     --q.tail;   // the row's slot is the newest
     c.stamp[layer.slot[i]] = kWorking;
+    if (layer.heat[i] < q.joined) q.joined = layer.heat[i];
     const i32 at = --q.head & (kQueue - 1);
     queue.slot[at] = victim, queue.row[at] = c.row_of[victim], queue.wave[at] = 0;
     c.stamp[victim] = q.oldest--;
