@@ -1,6 +1,6 @@
 """vLLM on the CPU whose experts are a GPU's: kernels run in the emulator, everything above them is what serves on CUDA. Used as tests/e2e/engine_run.py is.
 
-    python -m tests.e2e.engine_emulated PACK OUT.json [--mtp]
+    python -m tests.e2e.engine_emulated PACK OUT.json [--mtp] [--async]
 """
 
 import json
@@ -49,6 +49,19 @@ def emulate() -> None:
     experts.Experts = Emulated
 
 
+def schedule_ahead() -> None:
+    """Async scheduling and two steps in flight, as on a GPU; vLLM does not do that on a CPU by itself."""
+    from moet.engine.vllm import entry
+
+    finish = entry.finish
+
+    def and_ahead(config: Any, run: Any) -> None:
+        finish(config, run)
+        config.scheduler_config.async_scheduling = True
+
+    entry.finish = and_ahead
+
+
 def main() -> None:
     import vllm.v1.sample.ops.topk_topp_sampler as sampler
 
@@ -58,6 +71,8 @@ def main() -> None:
     pack, out, *options = sys.argv[1:]
     moet.engine.vllm.register()
     emulate()
+    if "--async" in options:
+        schedule_ahead()
     from vllm import LLM, SamplingParams
 
     from moet.engine.vllm import experts
@@ -82,7 +97,8 @@ def main() -> None:
             for expert in range(source.experts):
                 store.inject(layer, expert, kind, value, times)
 
-    found: dict[str, Any] = {"before": runtime.counters().steps, "unarmed": runtime.counters().hits + runtime.counters().misses}
+    queue = llm.llm_engine.engine_core.engine_core.batch_queue
+    found: dict[str, Any] = {"ahead": queue is not None, "before": runtime.counters().steps, "unarmed": runtime.counters().hits + runtime.counters().misses}
     gpu.start()
     found["resident"] = ask()
     runtime.resize(runtime.gpu_bytes_minimum())

@@ -15,7 +15,7 @@ from tests.generators import write_deepseek_v3, write_qwen3_moe
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-CASES = {"qwen3-moe": (write_qwen3_moe, ()), "deepseek-v3": (write_deepseek_v3, ()), "deepseek-v3 drafted": (write_deepseek_v3, ("--mtp",))}
+CASES = {"qwen3-moe": (write_qwen3_moe, ()), "qwen3-moe ahead": (write_qwen3_moe, ("--async",)), "deepseek-v3": (write_deepseek_v3, ()), "deepseek-v3 drafted": (write_deepseek_v3, ("--mtp",))}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,12 @@ def test_a_row_that_cannot_be_read_fails_the_requests_and_the_next_are_right(fou
 def test_counters_and_heat_are_kept(found):
     assert found["shown"]["failed_rows"] > 0 and found["shown"]["steps"] > 0
     assert found["heat"] == 1
+
+
+def test_steps_in_flight_change_nothing(answers):
+    ahead, plain = answers["qwen3-moe ahead"], answers["qwen3-moe"]
+    assert ahead["ahead"] and not plain["ahead"]
+    assert ahead["resident"] == plain["resident"]
 
 
 def test_drafts_change_no_token(answers):
