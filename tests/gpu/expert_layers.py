@@ -155,9 +155,9 @@ def table(runtime: DeviceRuntime, cls: int, pool: bool = False) -> dict[str, obj
     c = SlotClass.from_buffer_copy(tables._classes[cls * size : (cls + 1) * size].cpu().numpy().tobytes())
     found: dict[str, object] = {name: getattr(c, name) for name in ("rows", "slots", "staging", "ring", "evictions", "admitted", "touches")}
     for name in ("slot_of", "row_of", "heat", "valid", "stamp"):
-        values = getattr(arrays, name).cpu().numpy()
+        values = getattr(arrays, name).cpu().numpy().copy()
         found[name] = values if name in ("slot_of", "heat") else values[: c.slots]
     found["staged"] = found["stamp"] != WORKING
     if pool:
-        found["pool"] = arrays.pool.cpu().numpy().reshape(-1, c.slot_bytes)[: c.slots]
+        found["pool"] = arrays.pool.cpu().numpy().copy().reshape(-1, c.slot_bytes)[: c.slots]
     return found
