@@ -91,6 +91,25 @@ def test_what_cannot_be_registered_is_said(rows, monkeypatch):
         HostStore(rows.sources, register=lambda address, length: None)
 
 
+def test_memory_that_grows_is_waited_for(rows, monkeypatch):
+    reads = []
+
+    def read():
+        reads.append(0)
+        there = GIB if len(reads) < 5 else 9 * GIB
+        return Machine(there, there, cgroup_limit=64 * GIB)
+
+    monkeypatch.setattr(pinned.Machine, "read", read)
+    at = []
+    with HostStore(rows.sources, register=lambda address, length: at.append(len(reads))):
+        assert at[0] >= 5  # not before there was room for the first chunk and what else the machine does
+    monkeypatch.setattr(pinned, "GROWTH_S", 0.1)
+    monkeypatch.setattr(pinned.Machine, "read", lambda: Machine(GIB, GIB, cgroup_limit=64 * GIB))
+    HostStore(
+        rows.sources, register=lambda address, length: None
+    ).close()  # it does not grow: tried all the same
+
+
 class FakeDriver(types.ModuleType):
     """cuda.bindings.driver, as far as cuda_register needs it: a context and a table of what is registered."""
 

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,8 @@ from moet.store.native import lib
 
 CHUNK_BYTES = 1 << 30
 PREFAULT_THREADS = 8
+HEADROOM = 2 << 30
+GROWTH_S = 5.0
 Register = Callable[[int, int], Callable[[], None] | None]
 """(address, bytes) -> what undoes it. Raises whatever it likes: register_all makes a StoreError of it."""
 
@@ -49,6 +52,11 @@ def _make_pages(address: int, length: int) -> None:
         raise StoreError(
             f"pinned memory: expected {size(length)} more, found {machine}. Lower the RAM budget, or use `auto`"
         )
+    # Memory that grows with use (budget.Machine.free) does so at a few GiB/s: several threads must not run ahead of it.
+    end = time.monotonic() + GROWTH_S
+    while machine.available < min(length + HEADROOM, machine.free) and time.monotonic() < end:
+        time.sleep(0.02)
+        machine = Machine.read()
     threads = min(PREFAULT_THREADS, len(os.sched_getaffinity(0)))
     native.call(lib().moet_host_prefault, address, length, threads, error=StoreError)
 
