@@ -6,6 +6,8 @@ import statistics
 import numpy as np
 import torch
 
+from moet.store.pinned import CHUNK_BYTES
+
 REPEATS, COPIES = 7, 200
 
 
@@ -24,10 +26,12 @@ def measure(store, device: torch.device) -> dict[str, object]:
     slots = arena(store)[0]
     count, size = slots.shape
     target, rng, out = torch.empty((64, size), dtype=torch.uint8, device=device), np.random.default_rng(0), {}
-    for name, rows in (("row", 1), ("64 rows", min(64, count))):
+    for name, rows in (("row", 1), ("64 rows", min(64, count, max(CHUNK_BYTES // size, 1)))):
         copies, rates = max(COPIES // rows, 4), []
+        per = min(max(CHUNK_BYTES // size, 1), count)   # rows of a registration; no copy may span two
         for _ in range(REPEATS):
-            starts = rng.integers(0, count - rows + 1, copies).tolist()
+            first = rng.integers(0, max(count // per, 1), copies) * per
+            starts = (first + rng.integers(0, per - rows + 1, copies)).tolist()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             for i, at in enumerate(starts):
