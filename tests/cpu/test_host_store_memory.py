@@ -83,6 +83,7 @@ def test_what_cannot_be_registered_is_said(rows, monkeypatch):
     ):
         HostStore(rows.sources, register=register)
     assert not done
+    monkeypatch.setattr(pinned, "GROWTH_S", 0.1)
     monkeypatch.setattr(pinned.Machine, "read", lambda: Machine(GIB, 100))
     with pytest.raises(
         StoreError,

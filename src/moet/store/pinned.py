@@ -47,16 +47,15 @@ def register_all(
 
 
 def _make_pages(address: int, length: int) -> None:
-    machine = Machine.read()
+    # Memory that grows with use (budget.Machine.free) does so at a few GiB/s: several threads must not run ahead of it.
+    machine, end = Machine.read(), time.monotonic() + GROWTH_S
+    while machine.available < max(length, min(length + HEADROOM, machine.free)) and time.monotonic() < end:
+        time.sleep(0.02)
+        machine = Machine.read()
     if length > machine.free:
         raise StoreError(
             f"pinned memory: expected {size(length)} more, found {machine}. Lower the RAM budget, or use `auto`"
         )
-    # Memory that grows with use (budget.Machine.free) does so at a few GiB/s: several threads must not run ahead of it.
-    end = time.monotonic() + GROWTH_S
-    while machine.available < min(length + HEADROOM, machine.free) and time.monotonic() < end:
-        time.sleep(0.02)
-        machine = Machine.read()
     threads = min(PREFAULT_THREADS, len(os.sched_getaffinity(0)))
     native.call(lib().moet_host_prefault, address, length, threads, error=StoreError)
 
