@@ -85,7 +85,12 @@ class Scale:
             stack = Stack(self.shape, runtime.forward, tokens, self.device, self.router if kind == "router" else None)
             baseline = replay.Replay(runtime, stack, coverage, flat)
             runtime.arm(True)
-            found = baseline.run(self.inputs_of(tokens), steps, range(warm_up, warm_up + timed))
+            try:
+                found = baseline.run(self.inputs_of(tokens), steps, range(warm_up, warm_up + timed))
+            except ValueError as error:   # a step needs more rows than there are slots
+                self.report.facts.setdefault("replay_impossible", {})[f"{kind} x{tokens} {coverage}"] = str(error)
+                self.report.say(error)
+                return
         self.replayed.append(found)
         name = f"replay {found.samples.name}"
         same = [torch.equal(a, b) for a, b in zip(found.outputs, self.resident[kind, tokens].outputs, strict=True)]
