@@ -15,8 +15,8 @@ class Args(ctypes.Structure):
     _fields_ = [("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("c", ctypes.c_void_p), ("n", ctypes.c_int64)]
 
 
-def launch(kernel, blocks, threads, *arrays, n=0, seed=0, resident=16, limit_s=60.0, shared_bytes=0):
-    module = EmulatedModule([str(CODE)], seed=seed, resident=resident, limit_s=limit_s)
+def launch(kernel, blocks, threads, *arrays, n=0, seed=0, resident=16, limit_s=60.0, shared_bytes=0, defines=None):
+    module = EmulatedModule([str(CODE)], defines, seed=seed, resident=resident, limit_s=limit_s)
     pointers = [array.ctypes.data for array in arrays]
     module.launch(kernel, blocks, threads, Args(*pointers, *[None] * (3 - len(arrays)), n), shared_bytes)
 
@@ -27,6 +27,14 @@ def test_block_sum_through_shuffles_and_shared_memory(seed):
     sums = np.zeros(5, np.uint32)
     launch("probe_sum", 5, 256, values, sums, seed=seed, resident=2)
     assert sums.tolist() == values.reshape(5, 256).sum(1).tolist()
+
+
+def test_without_a_context_switch_of_our_own():
+    """As on machines that are not x86-64."""
+    values, sums, chain = np.arange(512, dtype=np.uint32), np.zeros(2, np.uint32), np.zeros(5, np.uint32)
+    launch("probe_sum", 2, 256, values, sums, seed=3, defines={"MOET_UCONTEXT": 1})
+    launch("probe_chain", 4, 32, chain, seed=3, defines={"MOET_UCONTEXT": 1})
+    assert sums.tolist() == values.reshape(2, 256).sum(1).tolist() and chain[4] == 4
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -14,9 +14,10 @@ ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "src" / "moet" / "kernels"
 HERE = Path(__file__).parent
 CACHE = ROOT / ".pytest_cache" / "emulator"
-# No contraction: the kernels say where they want an fma. Host and device share memory through u8 pointers.
+# No contraction: the kernels say where they want an fma. Host and device share memory through u8 pointers. Each library has its own machine, which a GNU
+# unique symbol would make one of the process.
 FLAGS = ["-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-DMOET_EMULATOR", "-ffp-contract=off"]
-FLAGS += ["-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unknown-pragmas", f"-I{HERE}"]
+FLAGS += ["-fno-strict-aliasing", "-fno-gnu-unique", "-Wall", "-Wextra", "-Wno-unknown-pragmas", f"-I{HERE}"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 compiler = shutil.which("g++")
@@ -61,7 +62,8 @@ class EmulatedModule:
         self.configure(resident, limit_s)
 
     def configure(self, resident: int, limit_s: float) -> None:
-        self.library.emulator_configure(ctypes.c_int(resident), ctypes.c_double(limit_s))
+        """Of later launches."""
+        self._resident, self._limit_s = resident, limit_s
 
     def launch(
         self,
@@ -73,6 +75,7 @@ class EmulatedModule:
         stream: int = 0,
     ) -> None:
         """Runs the kernel to its end; other threads of the process go on. Raises EmulatorError."""
+        self.library.emulator_configure(ctypes.c_int(self._resident), ctypes.c_double(self._limit_s))
         wrong = self.library[kernel](
             ctypes.byref(args),
             ctypes.c_int(blocks),

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(MOET_UCONTEXT)
 extern "C" __attribute__((visibility("hidden"))) void moet_fiber_switch(void** save, void* to);
 asm(R"(
 .text
