@@ -15,10 +15,8 @@ using u8 = unsigned char; using u32 = unsigned int; using i32 = int; using i64 =
 """
 
 
-@pytest.mark.parametrize(
-    "sanitizer",
-    [None, pytest.param("thread", marks=pytest.mark.slow), pytest.param("address", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", [None, "thread", "address"])
 def test_stress(tmp_path, sanitizer):
     (tmp_path / "emulator.h").write_text(TYPES)
     program = build(tmp_path, sanitizer, "host_store_stress.cpp", ["-DMOET_EMULATOR", f"-I{tmp_path}"])
