@@ -5,7 +5,7 @@ are hashed on the device, with every row in a slot first, then at the smallest c
 touches every expert of every layer; 1, 4 and 16 requests, and 3 and 5, which are between captured sizes. A pass counts if it has as many steps as the resident one, and the same hash for
 every row of logits and the same tokens in each.
 
-    python benchmarks/gpu/identity.py --out FOLDER [--runs demo/ram ...] [--quick] [--work FOLDER_ON_A_DISK]      about 4 minutes on an H200
+    python benchmarks/gpu/identity.py --out FOLDER [--runs demo/ram ...] [--quick] [--work FOLDER_ON_A_DISK]      within 4 minutes on an H200
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument("--seconds", type=float, default=240, help="a run that does not begin before this is named as skipped")
     parser.add_argument("--limit", type=float, default=150, help="seconds that one run may take")
+    parser.add_argument("--parallel", type=int, default=3, help="engines at a time")
     parser.add_argument("--one", help=argparse.SUPPRESS)   # RUN PACK OUT, in a process of its own
     parser.add_argument("--pack", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -266,27 +267,43 @@ def main() -> None:
 
 
 def run_all(options: argparse.Namespace, work: Path, report: Report) -> None:
+    """Several runs at a time: nothing here is a speed, and most of a run is vLLM's start."""
+    packs = {}
+    for model in dict.fromkeys(RUNS[name].model for name in options.runs):
+        with report.timed(f"pack {model}"):
+            packs[model] = make_pack(model, work)
     results: dict[str, dict[str, Any]] = {}
-    for name in options.runs:
-        if not report.fits(name, 30):
-            continue
-        with report.timed(f"pack {RUNS[name].model}"):
-            pack = make_pack(RUNS[name].model, work)
-        part = work / (name.replace("/", "-") + ".json")
-        part.unlink(missing_ok=True)
-        command = [sys.executable, __file__, "--one", name, "--pack", str(pack), "--out", str(part), *(["--quick"] if options.quick else [])]
-        with report.timed(name):
-            status = watched(command, options.limit, work / f"{part.stem}.log", report.say)
-        results[name] = json.loads(part.read_text()) if part.exists() else {}
-        results[name]["status"] = status
-        if not results[name].get("done"):
-            report.say(f"{name}: did not end ({status}); its log: {work / (part.stem + '.log')}")
-            report.facts.setdefault("unfinished", []).append(name)
-        report.claims = claims_of(results)
-        if report.facts.get("unfinished"):
-            report.claims.append(Claim("G1 runs", "runs that did not end", len(report.facts["unfinished"]), "runs", 0, "=="))
-        report.samples = {"runs": {n: {k: v for k, v in r.items() if k != "tokens"} for n, r in results.items()}, "mtp_text": mtp_text(results)}
-        report.write()
+    with ThreadPoolExecutor(options.parallel) as pool:
+        waiting = [pool.submit(run_child, options, name, packs[RUNS[name].model], work, report) for name in options.runs]
+        for future in as_completed(waiting):
+            name, result = future.result()
+            if result is None:
+                continue
+            results[name] = result
+            if not result.get("done"):
+                report.facts.setdefault("unfinished", []).append(name)
+            in_order = {n: results[n] for n in options.runs if n in results}
+            report.claims = claims_of(in_order)
+            if report.facts.get("unfinished"):
+                report.claims.append(Claim("G1 runs", "runs that did not end", len(report.facts["unfinished"]), "runs", 0, "=="))
+            report.samples = {"runs": {n: {k: v for k, v in r.items() if k != "tokens"} for n, r in in_order.items()}, "mtp_text": mtp_text(results)}
+            report.write()
+
+
+def run_child(options: argparse.Namespace, name: str, pack: Path, work: Path, report: Report) -> tuple[str, dict[str, Any] | None]:
+    """The run's result, also of one that was stopped; None if there was no time to begin it."""
+    if not report.fits(name, 30):
+        return name, None
+    part = work / (name.replace("/", "-") + ".json")
+    part.unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--one", name, "--pack", str(pack), "--out", str(part), *(["--quick"] if options.quick else [])]
+    log = work / f"{part.stem}.log"
+    with report.timed(name):
+        status = watched(command, options.limit, log)
+    result = {**(json.loads(part.read_text()) if part.exists() else {}), "status": status}
+    if not result.get("done"):
+        report.say(f"{name}: did not end ({status}); its log: {log}")
+    return name, result
 
 
 def mtp_text(results: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -306,7 +323,7 @@ def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def watched(command: list[str], limit: float, log: Path, say: Callable[..., None]) -> str:
+def watched(command: list[str], limit: float, log: Path) -> str:
     """Runs it; the lines of its own go to stdout, everything to the log; the end of the log too if it fails. "ok", or what went wrong."""
     environment = {**ENVIRONMENT, **os.environ, "PYTHONUNBUFFERED": "1"}
     with log.open("w") as everything:
@@ -317,7 +334,7 @@ def watched(command: list[str], limit: float, log: Path, say: Callable[..., None
         for line in process.stdout:
             everything.write(line)
             if line.startswith(name) or "moet:" in line:
-                print("   ", line.rstrip()[-300:], flush=True)
+                print("   ", line.rstrip()[-300:] if line.startswith(name) else f"{name}: {line.rstrip()[-250:]}", flush=True)
         code = process.wait()
         timer.cancel()
     if code == 0:
