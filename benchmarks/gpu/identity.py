@@ -225,18 +225,21 @@ def run_one(plan: Plan, pack: Path, out: Path, quick: bool) -> None:
 
 
 def claims_of(results: dict[str, dict[str, Any]]) -> list[Claim]:
-    claims = []
+    compared = [p for r in results.values() for p in r.get("passes", []) if p["state"] != "resident"]
+    total = sum(p["steps"] for p in compared)
+    same = sum(p["same_steps"] for p in compared if p["same"])
+    claims = [Claim("G1", "steps whose logits equal, byte for byte, those with every expert in a GPU slot; all runs", same, f"of {total}", max(total, 1), "==")]
     for name, result in results.items():
         passes = [p for p in result.get("passes", []) if p["state"] != "resident"]   # those are what the others are compared with
         steps = sum(p["steps"] for p in passes)
         what = f"{name}: steps whose logits equal, byte for byte, those of the run with every row in a slot"
         same = sum(p["same_steps"] for p in passes if p["same"])
-        claims.append(Claim(f"G1 {name}", what, same, f"of {steps}", max(steps, 1), "=="))
+        claims.append(Claim(f"G1.{name}", what, same, f"of {steps}", max(steps, 1), "=="))
         paged = sum(p["counters"]["misses"] for p in passes)
-        claims.append(Claim(f"G1 {name} paged", f"{name}: experts fetched into slots during those decode steps", paged, "rows", 1))
+        claims.append(Claim(f"G1.{name}.paged", f"{name}: experts fetched into slots during those decode steps", paged, "rows", 1))
         if "disk" in name:
             read = sum(p["counters"]["arena_misses"] for p in passes)
-            claims.append(Claim(f"G1 {name} read", f"{name}: rows read from the disk for them", read, "rows", 1))
+            claims.append(Claim(f"G1.{name}.read", f"{name}: rows read from the disk for them", read, "rows", 1))
     return claims
 
 
@@ -285,7 +288,7 @@ def run_all(options: argparse.Namespace, work: Path, report: Report) -> None:
             in_order = {n: results[n] for n in options.runs if n in results}
             report.claims = claims_of(in_order)
             if report.facts.get("unfinished"):
-                report.claims.append(Claim("G1 runs", "runs that did not end", len(report.facts["unfinished"]), "runs", 0, "=="))
+                report.claims.append(Claim("G1.runs", "runs that did not end", len(report.facts["unfinished"]), "runs", 0, "=="))
             report.samples = {"runs": {n: {k: v for k, v in r.items() if k != "tokens"} for n, r in in_order.items()}, "mtp_text": mtp_text(results)}
             report.write()
 
