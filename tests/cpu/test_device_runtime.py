@@ -211,7 +211,7 @@ def test_wrong_arguments_are_refused(sources):
 
 
 def test_budgets():
-    needs = [ClassNeeds(1 << 20, 512, 64, 48), ClassNeeds(4 << 20, 64, 64, 8)]
+    needs = [ClassNeeds(1 << 20, 512, 64, 48, 64), ClassNeeds(4 << 20, 64, 64, 8, 8)]
     everything = sum(n.slot_bytes * n.rows for n in needs)
     least = minimum_bytes(needs)
     for budget in [least, least + 1, everything // 10, everything // 2, everything - 1]:

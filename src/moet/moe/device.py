@@ -95,7 +95,7 @@ class DeviceRuntime:
         self.pager = self._modules[-1]
         self._layers = self._describe(activation, drafters)
         self.needs = [
-            ClassNeeds(c.slot_bytes, c.rows, most, min(decode_tokens * top_k, most))
+            ClassNeeds(c.slot_bytes, c.rows, most, min(decode_tokens * top_k, most), len(c.layers) * top_k)
             for c in store.classes
             for most in [max(store.layers[layer].experts for layer in c.layers)]
         ]

@@ -20,12 +20,14 @@ class RowClass(Protocol):
 
 @dataclass(frozen=True)
 class ClassNeeds:
-    """slot_bytes, rows: of the class. experts: of its largest layer. decode_rows: distinct rows that a layer of a decode step can need at once."""
+    """slot_bytes, rows: of the class. experts: of its largest layer. decode_rows: distinct rows that a layer of a decode step can need at once. token_rows: rows that one
+    token needs in all its layers together."""
 
     slot_bytes: int
     rows: int
     experts: int
     decode_rows: int
+    token_rows: int
 
     @property
     def smallest(self) -> "ClassSlots":
@@ -60,8 +62,9 @@ def minimum_bytes(classes: Sequence[ClassNeeds]) -> int:
 def split(classes: Sequence[ClassNeeds], budget_bytes: int, ring_rows: int) -> list[ClassSlots]:
     """Slots of each class within a budget (0: every row). Each gets its minimum, then the same share of its rows as the others.
 
-    A sixteenth of the slots, at most ring_rows and at most a layer's experts, is a ring's half; of the others, staging takes what a decode step can miss at once, at
-    most a quarter: then a layer is one wave, where one staging slot a wave would mean two launches for each row.
+    A sixteenth of the slots, at most ring_rows and at most a layer's experts, is a ring's half. Of the others a quarter at most is staging: as many as a layer of a decode
+    step can need, since every further wave is two launches, and half of what a token needs in a step, so that what one token missed is still there for the next one
+    (docs/decisions/006-staging-on-a-gpu.md).
     Raises ConfigError with the bytes needed.
     """
     everything = sum(c.slot_bytes * c.rows for c in classes)
@@ -80,6 +83,7 @@ def split(classes: Sequence[ClassNeeds], budget_bytes: int, ring_rows: int) -> l
             continue
         ring = max(low.ring, min(ring_rows, c.experts, total // 16))
         slots = total - 2 * ring
-        staging = min(slots - 1, max(low.staging, default_staging(slots, c.rows), min(c.decode_rows, slots // 4)))
+        wanted = max(default_staging(slots, c.rows), min(max(c.decode_rows, c.token_rows // 2), slots // 4))
+        staging = min(slots - 1, max(low.staging, wanted))
         out.append(ClassSlots(slots, staging, ring))
     return out
