@@ -1,5 +1,6 @@
 """The model that the GPU benchmarks time: a store that holds all its rows in pinned memory, and runtimes over it."""
 
+import gc
 import os
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -44,7 +45,10 @@ def runtime_over(
     store: HostStore, shape: Shape, device: torch.device, *, decode_tokens: int, max_tokens: int = 0, coverage: float = 1.0, least: float | None = None,
     kind: type[DeviceRuntime] = DeviceRuntime, fetch_blocks: int = 8,
 ):  # fmt: skip
-    """A runtime with slots for `coverage` of the rows, which `resize` may take down to `least`; not armed."""
+    """A runtime with slots for `coverage` of the rows, which `resize` may take down to `least`; not armed. The memory of earlier ones is given back first, if nobody
+    holds them any more."""
+    gc.collect()   # a runtime is part of a cycle
+    torch.cuda.empty_cache()
     runtime = kind(
         store, activation=Activation(), top_k=shape.top_k, device=device, max_tokens=max(max_tokens, decode_tokens), decode_tokens=decode_tokens,
         ring_rows=RING_ROWS, fetch_blocks=fetch_blocks,
@@ -55,9 +59,6 @@ def runtime_over(
         yield runtime
     finally:
         runtime.close()
-        del runtime
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 def heat_of(ids: np.ndarray, experts: int) -> Mapping[int, np.ndarray]:

@@ -34,6 +34,7 @@ from moet.store.pinned import cuda_register
 
 LAYERS, RAM, GPU = 30, 0.27, 0.15
 IO_THREADS = 8
+DECODE_TOKENS = 64   # as a server for up to 64 streams has it
 PARTS = (200, 120, 20)   # steps: warm-up, timed, together
 COLD_STEPS = 6
 HEAT_STEPS = 40
@@ -91,7 +92,7 @@ def run(store: HostStore, shape: Shape, device: torch.device, runtime, inputs: I
 
 def cold_start(sources, shape: Shape, device: torch.device, inputs: Inputs, report: Report) -> None:
     """Steps from an arena and slots that hold nothing."""
-    with open_store(sources, shape) as store, runtime_over(store, shape, device, decode_tokens=1, coverage=GPU) as runtime:
+    with open_store(sources, shape) as store, runtime_over(store, shape, device, decode_tokens=DECODE_TOKENS, coverage=GPU) as runtime:
         stack = Stack(shape, runtime.forward, 1, device, None)
         graph = stack.capture()
         runtime.arm(True)
@@ -119,7 +120,7 @@ def measure(shape: Shape, folder: Path, device: torch.device, report: Report, pa
             with ThreadPoolExecutor(1) as pool, report.timed("start: fill, beside it kernels and slots"):   # as the engine does
                 filling = pool.submit(store.fill, heat)
                 with report.timed("start: kernels and slots"):
-                    context = runtime_over(store, shape, device, decode_tokens=1, coverage=GPU)
+                    context = runtime_over(store, shape, device, decode_tokens=DECODE_TOKENS, coverage=GPU)
                     runtime = context.__enter__()
                 filled = filling.result()
             with report.timed("start: preload"):

@@ -29,6 +29,8 @@ MEMORY = 32e9
 BATCHES = {1: (300, 120, 80), 4: (200, 120, 40), 16: (60, 30, 10), 64: (30, 12, 4)}
 """Tokens a step -> steps that warm the cache, steps timed one by one, steps timed together."""
 BATCH_COVERAGES = {4: (0.2, 0.1), 16: (0.2,), 64: (0.2,)}
+DECODE_TOKENS = 64
+"""Of every runtime: as a server for up to 64 streams has it, whatever batch runs."""
 
 
 class Scale:
@@ -41,7 +43,7 @@ class Scale:
         self.heat: dict[tuple[str, int], dict[int, np.ndarray]] = {}
         self.resident: dict[tuple[str, int], Run] = {}
         self.paged: list[Run] = []
-        self.coverage: dict[str, float] = {}   # as it came out in whole slots
+        self.slots: dict[str, dict[str, float]] = {}   # as they came out
         self.replayed: list[replay.Replayed] = []
         self.router = Router(shape, device)
         self.link = link.measure(store, device)
@@ -66,7 +68,7 @@ class Scale:
             runtime.preload(self.heat.get((kind, tokens)))
             runtime.arm(True)
             run = timed_steps(stack, graph, runtime, inputs, self.batches[tokens], coverage, keep_ids=coverage == 1)
-            self.coverage[run.samples.name] = runtime.coverage()
+            self.slots[run.samples.name] = {"coverage": runtime.coverage(), "slots": runtime.slots[0].slots, "staging": runtime.slots[0].staging}
             if coverage == 1:
                 self.resident[kind, tokens] = run
                 self.heat[kind, tokens] = heat_of(run.ids[:warm_up], self.shape.experts)
@@ -80,7 +82,7 @@ class Scale:
         warm_up, timed, _ = self.batches[tokens]
         steps = range(warm_up // 2, warm_up + timed)   # preloaded like the pager, and slower: half the warm-up
         flat = np.concatenate([self.heat[kind, tokens][layer] for layer in range(self.shape.layers)])
-        options = {"decode_tokens": tokens, "coverage": coverage, "kind": replay.LookupRuntime}
+        options = {"decode_tokens": DECODE_TOKENS, "coverage": coverage, "kind": replay.LookupRuntime}
         with runtime_over(self.store, self.shape, self.device, **options) as runtime:
             stack = Stack(self.shape, runtime.forward, tokens, self.device, self.router if kind == "router" else None)
             baseline = replay.Replay(runtime, stack, coverage, flat)
@@ -109,7 +111,7 @@ class Scale:
         """Puts a run into the report: samples, numbers, whether its outputs are the resident run's."""
         steps, facts = run.samples, self.report.facts
         whole = self.resident.get((steps.routing, steps.tokens))
-        row = {**spread(steps.seconds), "coverage": self.coverage[steps.name], "tok_per_s_back_to_back": run.per_s, "launch_ms": run.launch_ms}
+        row = {**spread(steps.seconds), **self.slots[steps.name], "tok_per_s_back_to_back": run.per_s, "launch_ms": run.launch_ms}
         if run.counters["fetch_nanoseconds"]:
             row["fetch_gb_per_s"] = run.counters["fetched_bytes"] / run.counters["fetch_nanoseconds"]   # from a layer's first missing row to its last
         if whole is not None:
@@ -146,37 +148,47 @@ def used_bytes() -> int:
     return total - free
 
 
-def measure(scale: Scale, prefill_report: Report | None, tokens_of_prefill: int) -> None:
-    shape, report, device, store = scale.shape, scale.report, scale.device, scale.store
-    batches, most = list(scale.batches), max(scale.batches)
-    scan_tokens = tokens_of_prefill if prefill_report else 0
-    with runtime_over(store, shape, device, decode_tokens=most, max_tokens=scan_tokens) as runtime:
+def resident(scale: Scale, prefill_report: Report | None, scan_tokens: int) -> dict[str, object]:
+    """Steps with every row in a slot, and at 50 %; returns the prefill's times."""
+    found: dict[str, object] = {}
+    with runtime_over(scale.store, scale.shape, scale.device, decode_tokens=DECODE_TOKENS, max_tokens=scan_tokens) as runtime:
         for kind in ("trace", "router"):
             scale.measure(runtime, kind, 1, (1.0,))
-        for tokens in batches[1:]:
-            if report.fits(f"resident x{tokens}", 10):
+        for tokens in list(scale.batches)[1:]:
+            if scale.report.fits(f"resident x{tokens}", 5):
                 scale.measure(runtime, "trace", tokens, (1.0,))
         if prefill_report:
-            whole = prefill.resident(runtime, shape, device, prefill_report, tokens_of_prefill)
+            found = prefill.resident(runtime, scale.shape, scale.device, prefill_report, scan_tokens)
         for kind in ("trace", "router"):
             scale.measure(runtime, kind, 1, (0.5,))
-    for tokens in batches:
-        kinds = [kind for kind in ("trace", "router") if (kind, tokens) in scale.resident]
-        coverages = SMALL if tokens == 1 else BATCH_COVERAGES.get(tokens, SMALL[:1])
-        if not kinds or not report.fits(f"x{tokens}", 8 * len(coverages) * len(kinds)):
-            continue
-        options = {"decode_tokens": tokens, "coverage": coverages[0], "least": coverages[-1], "max_tokens": scan_tokens if tokens == 1 else 0}
-        with runtime_over(store, shape, device, **options) as runtime:
-            for kind in kinds:
-                scale.measure(runtime, kind, tokens, coverages)
-            if tokens == 1:
-                report.facts["gpu_bytes_at_20_percent"] = used_bytes()
-                if prefill_report:
-                    size = gpu_bytes(store, coverages[0])
-                    prefill.paged(runtime, shape, device, prefill_report, tokens_of_prefill, coverages[0], size, scale.link["bytes_per_s"], whole)
-        for kind in kinds if tokens == 1 else ():
+    return found
+
+
+def paged(scale: Scale, tokens: int, prefill_report: Report | None, scan_tokens: int, whole: dict[str, object]) -> None:
+    """Steps of a batch at all its coverages, and the prefill at the first of them."""
+    kinds = [kind for kind in ("trace", "router") if (kind, tokens) in scale.resident]
+    coverages = SMALL if tokens == 1 else BATCH_COVERAGES.get(tokens, SMALL[:1])
+    if not kinds or not scale.report.fits(f"x{tokens}", 6 * len(coverages) * len(kinds)):
+        return
+    options = {"decode_tokens": DECODE_TOKENS, "coverage": coverages[0], "least": coverages[-1], "max_tokens": scan_tokens if prefill_report else 0}
+    with runtime_over(scale.store, scale.shape, scale.device, **options) as runtime:
+        for kind in kinds:
+            scale.measure(runtime, kind, tokens, coverages)
+        if prefill_report:
+            size, rate = gpu_bytes(scale.store, coverages[0]), scale.link["bytes_per_s"]
+            prefill.paged(runtime, scale.shape, scale.device, prefill_report, scan_tokens, coverages[0], size, rate, whole)
+        if tokens == 1:
+            scale.report.facts["gpu_bytes_at_20_percent"] = used_bytes()
+
+
+def measure(scale: Scale, prefill_report: Report | None, tokens_of_prefill: int) -> None:
+    scan_tokens = tokens_of_prefill if prefill_report else 0
+    whole = resident(scale, prefill_report, scan_tokens)
+    for tokens in scale.batches:
+        paged(scale, tokens, prefill_report if tokens == 1 else None, scan_tokens, whole)
+        for kind in ("trace", "router") if tokens == 1 else ():
             for coverage in REPLAYED:
-                if report.fits(f"replay {kind} {coverage}", 12):
+                if scale.report.fits(f"replay {kind} {coverage}", 8):
                     scale.replay(kind, tokens, coverage)
 
 
