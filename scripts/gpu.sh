@@ -26,7 +26,7 @@ for step in "${steps[@]}"; do
     scale) $python benchmarks/gpu/scale.py "${options[@]}" --also-prefill ;;
     prefill) $python benchmarks/gpu/prefill.py "${options[@]}" ;;
     nvme) $python benchmarks/gpu/nvme.py "${options[@]}" ${NVME:+--folder "$NVME"} ;;
-    identity) $python benchmarks/gpu/identity.py --out "$out" ;;
+    identity) $python benchmarks/gpu/identity.py "${options[@]}" ;;
     *) echo "gpu: unknown step '$step'" >&2; exit 2 ;;
   esac || failed+=("$step")
 done

@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240, help="a run that does not begin before this is named as skipped")
     parser.add_argument("--limit", type=float, default=150, help="seconds that one run may take")
     parser.add_argument("--parallel", type=int, default=3, help="engines at a time")
+    parser.add_argument("--commit", default="", help="of the sources, where there is no git to ask")
     parser.add_argument("--one", help=argparse.SUPPRESS)   # RUN PACK OUT, in a process of its own
     parser.add_argument("--pack", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -259,7 +260,7 @@ def main() -> None:
         run_one(RUNS[options.one], options.pack, options.out, options.quick)
         sys.stdout.flush()
         os._exit(0)   # vLLM's own end takes seconds, and there is nothing left to save
-    report = Report(options.out / "gpu_identity.json", "base, bf16", options.seconds)
+    report = Report(options.out / "gpu_identity.json", "base, bf16", options.seconds, options.commit)
     with tempfile.TemporaryDirectory(prefix="moet-identity-") as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
