@@ -8,6 +8,7 @@ fixed trace does not look at them.
 """
 
 import ctypes
+import json
 import os
 import shutil
 import statistics
@@ -59,8 +60,8 @@ def everything_in_ram(store: HostStore) -> None:
     location[absent] = (np.uint64(1) << np.uint64(32)) | (absent % c.arena_slots + 1).astype(np.uint64)
 
 
-def run(store: HostStore, shape: Shape, device: torch.device, runtime, inputs: Inputs, heat, report: Report, name: str, parts: tuple[int, int, int]):
-    """Steps from a GPU preloaded by `heat`; bytes that the store read meanwhile come from its own counters."""
+def run(store: HostStore, shape: Shape, device: torch.device, runtime, inputs: Inputs, heat, report: Report, name: str, parts: tuple[int, int, int]) -> list[int]:
+    """Steps from a GPU preloaded by `heat`; returns the bytes that the store read in each timed one, by its own counters."""
     stack = Stack(shape, runtime.forward, 1, device, None)
     runtime.arm(False)
     graph = stack.capture()
@@ -87,7 +88,7 @@ def run(store: HostStore, shape: Shape, device: torch.device, runtime, inputs: I
     })  # fmt: skip
     report.say(name, report.facts["steps"][name])
     report.write()
-    return found.samples, moved
+    return moved
 
 
 def cold_start(sources, shape: Shape, device: torch.device, inputs: Inputs, report: Report) -> None:
@@ -117,7 +118,7 @@ def measure(shape: Shape, folder: Path, device: torch.device, report: Report, pa
         with report.timed("start"):
             with report.timed("start: open and pin"):
                 store = open_store(sources, shape)
-            with ThreadPoolExecutor(1) as pool, report.timed("start: fill, beside it kernels and slots"):   # as the engine does
+            with ThreadPoolExecutor(1) as pool, report.timed(arithmetic.FILL):   # as the engine does
                 filling = pool.submit(store.fill, heat)
                 with report.timed("start: kernels and slots"):
                     context = runtime_over(store, shape, device, decode_tokens=DECODE_TOKENS, coverage=GPU)
@@ -129,16 +130,16 @@ def measure(shape: Shape, folder: Path, device: torch.device, report: Report, pa
         report.facts |= {"warning": store.warning, "filled_rows": filled, "arena_slots": store.classes[0].arena_slots, "coverage": runtime.coverage()}
         try:
             report.facts["link"] = link.measure(store, device)
-            paged, read = run(store, shape, device, runtime, inputs, heat, report, "arena 27 %", parts)
+            run(store, shape, device, runtime, inputs, heat, report, "arena 27 %", parts)
             after = disk.read_rate(sources, IO_THREADS, 3, 2)
             report.facts["disk"]["read_gb_per_s"].append(round(after / 1e9, 3))
-            rate = (before + after) / 2
             everything_in_ram(store)
-            all_ram, none = run(store, shape, device, runtime, inputs, heat, report, "all in RAM", parts)
+            none = run(store, shape, device, runtime, inputs, heat, report, "all in RAM", parts)
             if any(none):
                 raise RuntimeError(f"all-RAM steps: expected no read, found {sum(none)} bytes")
-            start_bytes = filled * shape.geometry.row_bytes
-            report.claims = [arithmetic.nvme_claim(paged, all_ram, read, rate), arithmetic.load_claim(report.times["start"], start_bytes, rate)]
+            result = {**report.facts, "samples": report.samples, "times_s": report.times}
+            report.claims = arithmetic.nvme_claims(result)
+            report.facts["disk"]["fastest_gb_per_s"] = round(arithmetic.disk_bytes_per_s(result) / 1e9, 3)
             report.facts["failed_rows"] = runtime.counters().failed_rows
         finally:
             context.__exit__(None, None, None)
@@ -152,7 +153,14 @@ def measure(shape: Shape, folder: Path, device: torch.device, report: Report, pa
 def main() -> None:
     parser = arguments(__doc__, 200)
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/moet-nvme"), help="on the disk to measure")
+    parser.add_argument("--again", type=Path, help="only compute the claims of this result file anew, from its samples")
     options = parser.parse_args()
+    if options.again:
+        result = json.loads(options.again.read_text())
+        result["claims"] = [c.as_dict() for c in arithmetic.nvme_claims(result)]
+        result["disk"]["fastest_gb_per_s"] = round(arithmetic.disk_bytes_per_s(result) / 1e9, 3)
+        (options.out / "gpu_nvme.json").write_text(json.dumps(result, indent=1) + "\n")
+        return
     shape = Shape(**{**vars(TINY if options.tiny else V4_FLASH), "format": options.format})
     shape = replace(shape, layers=layers_that_fit(shape, options.folder))
     report = Report(options.out / "gpu_nvme.json", f"base, bf16, {options.format} rows", options.seconds, options.commit)

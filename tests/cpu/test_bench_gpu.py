@@ -1,5 +1,6 @@
 """What the GPU benchmarks compute without a GPU: bounds and claims, the routing's locality, the replay baseline's cache, rows and row files."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -76,10 +77,29 @@ def test_prefill_is_bound_by_the_slower_of_gemms_and_link():
     assert (by_link.value, by_link.held) == (0.8, True) and (by_gemm.value, by_gemm.held) == (0.6, False)
 
 
-def test_nvme_and_load_claims():
-    paged, ram = samples([0.010, 0.012], [0, 0]), samples([0.002, 0.002], [0, 0])
-    assert arithmetic.nvme_claim(paged, ram, [8000, 8000], 1e6).value == 1.1   # 11 ms over 2 + 8
-    assert arithmetic.load_claim(1.0, 900_000, 1e6).held and not arithmetic.load_claim(1.2, 900_000, 1e6).held
+def nvme_result(read_gb_per_s: float, start: float) -> dict:
+    """Two steps that read 3 rows of 1000 bytes each; 8 rows filled in 4 us: 2 GB/s."""
+    paged = {"seconds": [5e-6, 7e-6], "missed_rows": [4, 6], "bytes": [4000, 6000], "disk_bytes": [3000, 3000]}
+    return {
+        "disk": {"read_gb_per_s": [read_gb_per_s, 0.5]}, "filled_rows": 8, "times_s": {arithmetic.FILL: 4e-6, "start": start},
+        "samples": {"arena 27 %": paged, "all in RAM": {"seconds": [3e-6, 5e-6]}},
+    }  # fmt: skip
+
+
+def test_nvme_claims_take_the_fastest_that_the_disk_was_seen():
+    step, start = arithmetic.nvme_claims(nvme_result(1.0, 4.8e-6))
+    assert arithmetic.disk_bytes_per_s(nvme_result(1.0, 1)) == pytest.approx(2e9)
+    assert (step.value, step.held, start.value, start.held) == (1.091, True, 1.2, True)   # 6 us over 4 + 1.5; 4.8 over 4
+    step, start = arithmetic.nvme_claims(nvme_result(4.0, 4.8e-6))
+    assert (step.value, step.held, start.value, start.held) == (1.263, False, 2.4, False)   # 6 over 4 + 0.75; 4.8 over 2
+
+
+def test_committed_nvme_claims_follow_from_their_samples():
+    path = BENCHMARKS.parent / "docs" / "results" / "gpu_nvme.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    result = json.loads(path.read_text())
+    assert result["claims"] == [c.as_dict() for c in arithmetic.nvme_claims(result)]
 
 
 def test_the_trace_has_the_stated_locality_and_is_its_seeds():
