@@ -11,7 +11,7 @@ from moet.kernels.expert_mlp import reference
 from moet.kernels.expert_mlp.cuda import SOURCES
 from moet.layout import RowGeometry, pack_row
 from moet.models import Activation
-from moet.moe.device import PAGER_SOURCES, DeviceRuntime
+from moet.moe.device import PAGER_SOURCES, DeviceRuntime, allowed_wait
 from moet.moe.slots import ClassNeeds, minimum_bytes, split
 from moet.store import HostStore, RowSource
 from tests.cpu.emulator.build import EmulatedModule
@@ -223,3 +223,9 @@ def test_budgets():
     assert [s.slots for s in split(needs, 0, 32)] == [512, 64]
     with pytest.raises(ConfigError, match=str(least)):
         split(needs, least - 1, 32)
+
+
+def test_a_kernel_does_not_wait_longer_than_a_watchdog_lets_it():
+    assert allowed_wait(30.0, watchdog=False) == 30.0
+    assert allowed_wait(30.0, watchdog=True) == 1.0
+    assert allowed_wait(0.5, watchdog=True) == 0.5

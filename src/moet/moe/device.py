@@ -10,7 +10,7 @@ import torch
 
 from moet.errors import ConfigError
 from moet.kernels.expert_mlp.cuda import COMBINE_THREADS, LARGE_STRIPS, LARGE_THREADS, SMALL_THREADS, SOURCES, MlpArgs, act_stride, mlp_args
-from moet.kernels.gpu.module import CudaModule, Module
+from moet.kernels.gpu.module import CudaModule, Module, has_watchdog
 from moet.kernels.paging.state import COUNTERS, RESOLVE_THREADS, LayerArgs
 from moet.models import Activation
 from moet.moe.scan import Scan
@@ -20,7 +20,14 @@ from moet.store import HostStore
 
 PAGER_SOURCES = ("paging/resolve.cuh", "paging/scan.cuh")
 SMALL_BLOCKS, LARGE_BLOCKS = 2, 2   # of a multiprocessor: 128 registers x 256 threads, 255 x 128
+WATCHED_LIMIT_S = 1.0
+"""Displays' watchdogs end a kernel after 2 s (Windows) or 5 s; a row that takes longer than this from disk is lost there, and not the process."""
 SPARED = 4   # multiprocessors that a large GEMM leaves to the copies beside it
+
+
+def allowed_wait(limit_s: float, watchdog: bool) -> float:
+    """Seconds that a kernel may wait for a row."""
+    return min(limit_s, WATCHED_LIMIT_S) if watchdog else limit_s
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ class DeviceRuntime:
     """The experts of one rank: `forward` gives a layer's result with the same bits whatever the slots held.
 
     store: the host's tiers. max_tokens: rows of the largest batch; decode_tokens: of the largest one with scan=False. ring_rows: rows of one half of the ring that scans
-    stream through, at most. fetch_blocks: thread blocks that fetch. limit_s: seconds without progress after which a row counts as lost.
+    stream through, at most. fetch_blocks: thread blocks that fetch. limit_s: seconds without progress after which a row counts as lost; at most 1 where the
+    GPU has a watchdog (`limit_s` is then what holds).
     drafters: layers that begin a forward of their own.
     modules: row format's number (-1: the pager) -> compiled kernels, for tests; device "cpu" goes with an emulator's.
     Everything but the slots is allocated here; no kernel runs before `allocate`. Raises MoetError, ConfigError.
@@ -104,7 +112,8 @@ class DeviceRuntime:
         pairs = max_tokens * top_k
         self._act = torch.empty(pairs, stride, dtype=torch.bfloat16, device=self.device)
         self._y = torch.empty(pairs, hidden, dtype=torch.bfloat16, device=self.device)
-        self.tables = Tables(store, self.device, pairs, limit_s)
+        self.limit_s = allowed_wait(limit_s, self.device.type == "cuda" and has_watchdog(number))
+        self.tables = Tables(store, self.device, pairs, self.limit_s)
         self._scan = Scan(self)
         self.slots: list[ClassSlots] = []
         self._smallest: list[ClassSlots] = []

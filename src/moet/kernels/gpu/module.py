@@ -97,17 +97,23 @@ class CudaModule:
         _driver(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(parameters), 0))
 
 
-@functools.cache
 def capability(device: int) -> tuple[int, int]:
+    """Major and minor."""
+    return _attribute(device, "COMPUTE_CAPABILITY_MAJOR"), _attribute(device, "COMPUTE_CAPABILITY_MINOR")
+
+
+def has_watchdog(device: int) -> bool:
+    """Whether the driver ends kernels that run for some seconds (the GPU drives a display, or Windows owns it), and the process's context with them."""
+    return bool(_attribute(device, "KERNEL_EXEC_TIMEOUT"))
+
+
+@functools.cache
+def _attribute(device: int, name: str) -> int:
     from cuda.bindings import driver
 
     _driver(driver.cuInit(0))
-    handle = _driver(driver.cuDeviceGet(device))
-    attribute = driver.CUdevice_attribute
-    return (
-        _driver(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle)),
-        _driver(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)),
-    )
+    attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return _driver(driver.cuDeviceGetAttribute(attribute, _driver(driver.cuDeviceGet(device))))
 
 
 def _nvrtc(result: tuple) -> Any:
