@@ -31,7 +31,7 @@ from report import Report
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 COVERAGES = ("smallest", "10 %", "50 %")
 STEPS = {1: 200, 4: 200, 16: 200, 3: 32, 5: 32}
-DISK_STEPS = {1: 200, 4: 100, 16: 40, 3: 24, 5: 24}   # a step that misses everything reads 50 MB and more
+DISK_STEPS = {1: 200, 4: 80, 16: 32, 3: 20, 5: 20}   # a step that misses everything reads 50 MB and more
 QUICK = {1: 24, 4: 24, 3: 8}
 ARENA = 30   # percent of the rows, of the runs with a disk
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO"}

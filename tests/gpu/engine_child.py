@@ -6,6 +6,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
@@ -27,7 +28,7 @@ class Engine:
         settings = {"gpu_percent": 100, "ram_percent": 30, "wait_limit_s": 3, "heat_dir": str(Path(pack).parent / "heat")}
         self.llm = LLM(
             model=pack, dtype="bfloat16", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=1024, seed=0, kv_cache_memory_bytes=1 << 28,
-            gpu_memory_utilization=0.5, disable_log_stats=True, compilation_config={"mode": 0}, additional_config={"moet": settings}, **(MTP if mtp else {}),
+            gpu_memory_utilization=0.3, disable_log_stats=True, compilation_config={"mode": 0}, kernel_config={"enable_jit_warmup": False}, additional_config={"moet": settings}, **(MTP if mtp else {}),
         )  # fmt: skip
         from moet.engine.vllm import experts
 
@@ -36,12 +37,18 @@ class Engine:
         self.experts = experts.existing(config.additional_config)
         self.runtime, self.store = self.experts.runtime, self.experts.store
 
-    def ask(self, prompts: int = 3) -> dict:
+    def ask(self, what: str, prompts: int = 3, reset: bool = True) -> dict:
+        """reset: begin without cached prefixes, whose use would change the shape of the first step."""
         from vllm import SamplingParams
 
+        if reset:
+            self.llm.reset_prefix_cache()
+        begun = time.monotonic()
         texts = ["Hello world, this is a test of paging", "abc", "The quick brown fox jumps over the lazy dog. " * 3][:prompts]
         outputs = self.llm.generate(texts, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True), use_tqdm=False)
-        return {"ids": [list(o.outputs[0].token_ids) for o in outputs], "reasons": [o.outputs[0].finish_reason for o in outputs]}
+        found = {"ids": [list(o.outputs[0].token_ids) for o in outputs], "reasons": [o.outputs[0].finish_reason for o in outputs]}
+        print(f"engine: {what}: {', '.join(found['reasons'])}; {time.monotonic() - begun:.2f} s", flush=True)
+        return found
 
     def cold(self) -> None:
         self.runtime.resize(self.runtime.gpu_bytes_minimum())
@@ -55,32 +62,34 @@ class Engine:
 
 def main() -> None:
     pack, out, *options = sys.argv[1:]
+    begun = time.monotonic()
     engine = Engine(pack, "--mtp" in options)
+    print(f"engine: started in {time.monotonic() - begun:.0f} s, {engine.mode}", flush=True)
     found = {"mode": engine.mode, "armed_before": engine.runtime.counters().hits + engine.runtime.counters().misses, "coverage": engine.runtime.coverage()}
-    found["resident"] = engine.ask()
+    found["resident"] = engine.ask("resident")
     engine.cold()
-    found["cold"] = engine.ask()
+    found["cold"] = engine.ask("cold")
     found["counters"] = {"misses": engine.runtime.counters().misses, "arena_misses": engine.runtime.counters().arena_misses}
-    found["one"] = engine.ask(1)
+    found["one"] = engine.ask("one request", 1)
     if "--faults" in options:
         words = engine.experts.words
         for name, kind, value, times in (("delay", DELAY, 20_000, 1), ("short", SHORT, 4096, 3)):
             engine.inject(kind, value, times)
             engine.cold()
-            found[name] = engine.ask()
+            found[name] = engine.ask(name)
             engine.inject(kind, value, 0)
         found["failures_before"] = words.count(0)
         for name, kind, value in (("eio", EIO, 5), ("flip", FLIP, 100)):
             engine.inject(kind, value, 1 << 30)
             engine.cold()
-            found[name] = engine.ask() | {"why": words.message(0)}
+            found[name] = engine.ask(name) | {"why": words.message(0)}
             engine.inject(kind, value, 0)
-            found[f"after_{name}"] = engine.ask()
+            found[f"after_{name}"] = engine.ask(f"after {name}", reset=False)   # the failure has emptied the prefix cache: blocks of a failed step would show here
         engine.store.stop_server()
         engine.cold()
-        found["dead"] = engine.ask() | {"why": words.message(0)}
+        found["dead"] = engine.ask("dead reader") | {"why": words.message(0)}
         engine.runtime.resize(0)   # what the arena holds can still be asked for; what it does not, fails again, and again in bounded time
-        found["still_dead"] = engine.ask()
+        found["still_dead"] = engine.ask("dead reader, again")
     Path(out).write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)

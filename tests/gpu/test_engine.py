@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,34 +15,49 @@ from moet.checkpoint import LocalSource
 from moet.pack.packer import pack
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240
-
-
-def child(folder: Path, name: str, *options: str) -> dict:
-    out = folder / f"{name}.json"
-    command = [sys.executable, str(ROOT / "tests/gpu/engine_child.py"), str(folder / "pack"), str(out), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0 and out.exists(), (done.stdout + done.stderr)[-6000:]
-    return json.loads(out.read_text())
+SECONDS = 140
+RUNS = {"plain": ("--faults",), "mtp": ("--mtp",)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, request) -> Path:
+def answers(tmp_path_factory, request) -> dict[str, dict]:
+    """Both engines at once: most of their time is vLLM's start. What they say goes to the terminal as it comes."""
     if request.getfixturevalue("emulated"):
         pytest.skip("vLLM's GPU worker needs a GPU")
-    made = tmp_path_factory.mktemp("engine")
-    pack(LocalSource(ROOT / "demo" / "model"), made / "pack", native=False)
-    return made
+    folder = tmp_path_factory.mktemp("engine")
+    pack(LocalSource(ROOT / "demo" / "model"), folder / "pack", native=False)
+    running, said = {}, dict.fromkeys(RUNS, 0)
+    for name, options in RUNS.items():
+        command = [sys.executable, "-u", str(ROOT / "tests/gpu/engine_child.py"), str(folder / "pack"), str(folder / f"{name}.json"), *options]
+        with (folder / f"{name}.log").open("w") as log:
+            running[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    capture, end = request.config.pluginmanager.getplugin("capturemanager"), time.monotonic() + SECONDS
+    while any(p.poll() is None for p in running.values()) and time.monotonic() < end:
+        time.sleep(0.5)
+        for name in RUNS:
+            lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()
+            with capture.global_and_fixture_disabled():
+                for line in lines[said[name] :]:
+                    if line.startswith("engine:"):
+                        print(f"\n  {name}: {line}", end="", flush=True)
+            said[name] = len(lines)
+    for process in running.values():
+        process.kill()
+        process.wait()
+    logs = {name: (folder / f"{name}.log").read_text(errors="replace") for name in RUNS}
+    for name in RUNS:
+        assert (folder / f"{name}.json").exists(), f"{name}: {logs[name][-6000:]}"
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in RUNS}
 
 
 @pytest.fixture(scope="module")
-def plain(folder) -> dict:
-    return child(folder, "plain", "--faults")
+def plain(answers) -> dict:
+    return answers["plain"]
 
 
 @pytest.fixture(scope="module")
-def drafted(folder) -> dict:
-    return child(folder, "mtp", "--mtp")
+def drafted(answers) -> dict:
+    return answers["mtp"]
 
 
 def test_decode_steps_are_captured_and_nothing_pages_before(plain):

@@ -22,7 +22,7 @@ from moet.pack import Pack
 from moet.pack.packer import pack
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 180
+START_SECONDS = 120
 LAYER = 3
 
 
@@ -40,7 +40,7 @@ class Server:
         settings = {"gpu_percent": 25, "ram_percent": 30, "heat_dir": str(folder / "heat")}
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder / "pack"), "--served-model-name", "demo", "--host", "127.0.0.1",
                    "--port", str(self.port), "--dtype", "bfloat16", "--max-model-len", "512", "--max-num-seqs", "4", "--gpu-memory-utilization", "0.3",
-                   "--shutdown-timeout", "10", "--compilation-config", '{"mode": 0}', "--additional-config", json.dumps({"moet": settings})]  # fmt: skip
+                   "--shutdown-timeout", "10", "--compilation-config", '{"mode": 0}', "--kernel-config", '{"enable_jit_warmup": false}', "--additional-config", json.dumps({"moet": settings})]  # fmt: skip
         self.log = folder / "server.log"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
