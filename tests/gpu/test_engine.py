@@ -16,16 +16,16 @@ from moet.pack.packer import pack
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 140
-RUNS = {"plain": ("--faults",), "mtp": ("--mtp",)}
+RUNS = {"plain": ("--faults",), "mtp": ("--mtp",), "wide": ("--wide",), "native": ("--native",)}
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory, request) -> dict[str, dict]:
-    """Both engines at once: most of their time is vLLM's start. What they say goes to the terminal as it comes."""
+    """All engines at once: most of their time is vLLM's start. What they say goes to the terminal as it comes."""
     if request.getfixturevalue("emulated"):
         pytest.skip("vLLM's GPU worker needs a GPU")
     folder = tmp_path_factory.mktemp("engine")
-    pack(LocalSource(ROOT / "demo" / "model"), folder / "pack", native=False)
+    pack(LocalSource(ROOT / "demo" / "model"), folder / "pack")
     running, said = {}, dict.fromkeys(RUNS, 0)
     for name, options in RUNS.items():
         command = [sys.executable, "-u", str(ROOT / "tests/gpu/engine_child.py"), str(folder / "pack"), str(folder / f"{name}.json"), *options]
@@ -97,3 +97,17 @@ def test_a_dead_reader_fails_requests_and_not_the_engine(plain):
     for found in (plain["dead"], plain["still_dead"]):
         for ids, expected in zip(found["ids"], plain["resident"]["ids"], strict=True):
             assert ids == expected[: len(ids)]
+
+
+@pytest.mark.parametrize("coverage", ["cold", "quarter"])
+@pytest.mark.parametrize("case", ["64", "shared", "cached", "chunked"])
+def test_many_requests_cached_prefixes_and_chunks(answers, case, coverage):
+    found, resident = answers["wide"][f"wide {coverage}"][case], answers["wide"]["wide resident"][case]
+    assert found == resident
+    assert set(resident["reasons"]) == {"length"} and len({tuple(ids) for ids in resident["ids"]}) > 1
+
+
+def test_native_rows_come_the_same_way(answers, plain):
+    native = answers["native"]
+    assert native["cold"] == native["resident"] and native["counters"]["misses"] > 0
+    assert native["resident"]["ids"] != plain["resident"]["ids"]
