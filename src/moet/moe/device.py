@@ -1,6 +1,7 @@
 """DeviceRuntime: the routed experts of one rank on a GPU. Slots, kernels and scratch; docs/pager.md explains the paging."""
 
 import ctypes
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -11,7 +12,7 @@ import torch
 from moet.errors import ConfigError
 from moet.kernels.expert_mlp.cuda import COMBINE_THREADS, LARGE_STRIPS, LARGE_THREADS, SMALL_THREADS, SOURCES, MlpArgs, act_stride, mlp_args
 from moet.kernels.gpu.module import CudaModule, Module, has_watchdog
-from moet.kernels.paging.state import COUNTERS, RESOLVE_THREADS, LayerArgs
+from moet.kernels.paging.state import COUNTERS, MAX_EXPERTS, MAX_PAIRS, RESOLVE_THREADS, LayerArgs
 from moet.models import Activation
 from moet.moe.scan import Scan
 from moet.moe.slots import ClassNeeds, ClassSlots, minimum_bytes, split
@@ -77,7 +78,8 @@ class DeviceRuntime:
     GPU has a watchdog (`limit_s` is then what holds).
     drafters: layers that begin a forward of their own.
     modules: row format's number (-1: the pager) -> compiled kernels, for tests; device "cpu" goes with an emulator's.
-    Everything but the slots is allocated here; no kernel runs before `allocate`. Raises MoetError, ConfigError.
+    Everything but the slots is allocated here; no kernel runs before `allocate`. Requests to a store's mailbox have one row of numbers: a second runtime over it is
+    refused until the first one is closed. Raises MoetError, ConfigError.
     """
 
     def __init__(
@@ -90,6 +92,13 @@ class DeviceRuntime:
                 f"device runtime: expected 1 <= decode_tokens <= max_tokens, and top_k, ring_rows, fetch_blocks of at least 1, found {decode_tokens}, "
                 f"{max_tokens}, {top_k}, {ring_rows}, {fetch_blocks}"
             )
+        if max_tokens * top_k > MAX_PAIRS:
+            raise ConfigError(f"device runtime: expected max_tokens * top_k of at most {MAX_PAIRS}, to which the kernels count, found {max_tokens * top_k}. Lower max_num_batched_tokens")
+        for index, source in store.layers.items():
+            if source.experts > MAX_EXPERTS:
+                raise ConfigError(f"layer {index}: expected at most {MAX_EXPERTS} experts, one for each thread of the kernel that plans a layer, found {source.experts}")
+        if store.mailbox and store.served is not None and store.served() is not None:
+            raise ConfigError("device runtime: expected a store whose mailbox no other runtime uses, found one that is not closed; close() it first")
         self.store, self.device, self.top_k = store, torch.device(device), top_k
         self.max_tokens, self.decode_tokens, self.ring_rows, self.fetch_blocks = max_tokens, decode_tokens, ring_rows, fetch_blocks
         self._multiprocessors = 4 if self.device.type == "cpu" else torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -117,6 +126,8 @@ class DeviceRuntime:
         self._scan = Scan(self)
         self.slots: list[ClassSlots] = []
         self._smallest: list[ClassSlots] = []
+        self._closed = False
+        store.served = weakref.ref(self)
 
     def _describe(self, activation: Activation, drafters: Collection[int]) -> dict[int, LayerState]:
         out = {}
@@ -139,28 +150,42 @@ class DeviceRuntime:
     def allocate(self, gpu_bytes: int = 0, smallest_bytes: int | None = None) -> None:
         """Slots within gpu_bytes (0: all rows), once, before a graph is captured. smallest_bytes: what `resize` may go down to afterwards (captured waves suffice).
 
-        Raises ConfigError if they are too few, torch.OutOfMemoryError.
+        Raises ConfigError if they are too few, torch.OutOfMemoryError; then it may be called again.
         """
-        self.slots = split(self.needs, gpu_bytes, self.ring_rows)
-        self._smallest = self.slots if smallest_bytes is None else split(self.needs, smallest_bytes, self.ring_rows)
-        self.tables.allocate(self.slots)
+        if self.slots:
+            raise ConfigError("slots: expected allocate() once, found that they are there; resize() changes their number")
+        slots = split(self.needs, gpu_bytes, self.ring_rows)
+        smallest = slots if smallest_bytes is None else split(self.needs, smallest_bytes, self.ring_rows)
+        self.tables.allocate(slots)
+        self.slots, self._smallest = slots, smallest
 
     def resize(self, gpu_bytes: int) -> None:
-        """Other numbers of slots in the memory that `allocate` took; all of them empty. Raises ConfigError for more, or for fewer than `smallest_bytes` allowed."""
+        """Other numbers of slots in the memory that `allocate` took; all of them empty. Raises ConfigError, and changes nothing, for more, or for fewer than
+        `smallest_bytes` allowed."""
         slots = split(self.needs, gpu_bytes, self.ring_rows)
-        for new, least in zip(slots, self._smallest, strict=True):
-            if new.staging and new.staging < least.staging:
-                raise ConfigError(f"slots: expected at least {least.staging} in staging, which captured graphs count on, found {new.staging}")
+        for needs, new, least, capacity in zip(self.needs, slots, self._smallest, self.tables.capacities, strict=True):
+            enough = min(least.staging or needs.decode_rows, needs.decode_rows)   # with every row in a slot, one wave was captured
+            if new.staging and new.staging < enough:
+                raise ConfigError(f"slots: expected at least {enough} in staging, which captured graphs count on, found {new.staging}; allocate() with smallest_bytes")
+            if new.total > capacity:
+                raise ConfigError(f"slots: expected at most {capacity} of {needs.slot_bytes} bytes, for which memory was allocated, found {new.total}")
+        self._scan.forget()
         self.tables.reset(slots)
         self.slots = slots
-        self._scan.forget()
 
     def coverage(self) -> float:
         """Share of all rows' bytes that slots hold, ring apart."""
         return sum(n.slot_bytes * s.slots for n, s in zip(self.needs, self.slots, strict=True)) / sum(n.slot_bytes * n.rows for n in self.needs)
 
     def preload(self, heat: Mapping[int, np.ndarray] | None = None) -> int:
-        """Fills the working set through the pager's own path, hottest rows first (no heat: in the order of layers); returns how many. Heat is `heat`'s afterwards."""
+        """Fills the working set through the pager's own path, hottest rows first (no heat: in the order of layers); returns how many. Heat is `heat`'s afterwards.
+
+        Raises ConfigError unless heat has one value for each expert of each layer.
+        """
+        for index, layer in self._layers.items() if heat is not None else ():
+            shape = np.shape(heat[index]) if index in heat else "none"
+            if shape != (layer.experts,):
+                raise ConfigError(f"heat of layer {index}: expected {layer.experts} values, found {shape}")
         wanted: dict[int, list[int]] = {}
         for number, (needs, slots) in enumerate(zip(self.needs, self.slots, strict=True)):
             rows = [(layer.index, e) for layer in self._layers.values() if layer.cls == number for e in range(layer.experts)]
@@ -191,6 +216,7 @@ class DeviceRuntime:
 
     def arm(self, on: bool = True) -> None:
         """Until armed, no row routes, fetches or heats, and outputs are zeros: warm-up, profiling, capture."""
+        self._scan.forget()
         self.tables.arm(on)
 
     def counters(self) -> DeviceCounters:
@@ -203,9 +229,12 @@ class DeviceRuntime:
         return {index: flat[layer.cls][layer.first_row : layer.first_row + layer.experts] for index, layer in self._layers.items()}
 
     def close(self) -> None:
-        """Waits for the device. Twice is fine; the store stays open."""
+        """Waits for the device; no layer runs afterwards. Twice is fine; the store stays open, and another runtime may be made over it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self._closed = True
+        if self.store.served is not None and self.store.served() is self:
+            self.store.served = None
 
     # --- the layer
 
@@ -214,9 +243,9 @@ class DeviceRuntime:
     ) -> torch.Tensor:
         """bf16 [tokens, hidden]: for each token the sum over its places, in order, of weight * expert(x).
 
-        x bf16 [tokens, hidden]; topk_weights float32, topk_ids int32 [tokens, k], negative for a place that routes nowhere; kv_slots int64 [tokens], negative for a row that is
+        x bf16 [tokens, hidden]; topk_weights float32, topk_ids int32 [tokens, k], no expert's number for a place that routes nowhere; kv_slots int64 [tokens], negative for a row that is
         no token (it gives zeros), or None. scan: rows of a prefill, which leave the decode working set as it is; not capturable. All contiguous, on the device.
-        Raises ConfigError for a wrong shape or dtype.
+        Raises ConfigError for a wrong shape or dtype, StoreError if the store is closed.
         """
         here, tokens = self._layers[layer], len(x)
         self._check(here, x, topk_weights, topk_ids, kv_slots, scan)
@@ -253,6 +282,9 @@ class DeviceRuntime:
             )
         if not self.slots:
             raise ConfigError("device runtime: expected allocate() before forward()")
+        if self._closed:
+            raise ConfigError("device runtime: expected an open one, found it closed")
+        _ = self.store.handle   # whose memory the kernels read: says so if it is closed
 
     def layer_args(self, here: LayerState, ids: int, kv_slots: int, tokens: int, plan: int) -> LayerArgs:
         """ids, kv_slots, plan: device addresses."""
@@ -274,6 +306,7 @@ class DeviceRuntime:
         self.pager.launch("resolve", 1, RESOLVE_THREADS, args, stream=stream)
 
     def _decode(self, here: LayerState, args: MlpArgs, stream: int) -> None:
+        self._scan.forget()
         self.resolve(args.layer, stream)
         args.fetchers = self.fetch_blocks
         for wave in range(self._smallest[here.cls].waves(min(args.layer.tokens * self.top_k, here.experts))):

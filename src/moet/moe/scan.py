@@ -36,6 +36,12 @@ class Streams:
     def wait(self, name: str, on_side: bool) -> None:
         (self.side if on_side else self.main()).wait_event(self.events[name])
 
+    def join(self) -> None:
+        """The main stream waits for all copies. Not while it is captured: what a graph waits for has to be in it."""
+        if not torch.cuda.is_current_stream_capturing():
+            self.wait("fetched 0", on_side=False)
+            self.wait("fetched 1", on_side=False)
+
     def handle(self, on_side: bool) -> int:
         return (self.side if on_side else self.main()).cuda_stream
 
@@ -45,6 +51,7 @@ class OneStream:
 
     def mark(self, name: str, on_side: bool) -> None: ...
     def wait(self, name: str, on_side: bool) -> None: ...
+    def join(self) -> None: ...
     def handle(self, on_side: bool) -> int:
         return 0
 
@@ -58,19 +65,25 @@ class Scan:
         self._lists = torch.zeros(2, ctypes.sizeof(Absent), dtype=torch.uint8, device=runtime.device)
         self._turn = 0
         self._under_way: int | None = None   # the layer whose list is made and whose first waves are fetched, in turn `_turn`
+        self._loose = False                  # copies that the main stream does not wait for yet
 
     def forget(self) -> None:
-        """What was fetched ahead is void: slots have changed."""
+        """What was fetched ahead is void, because slots change, or because the layers come in another order. Only one block of a process may lead copies, so what runs is waited for."""
         self._under_way = None
+        if self._loose:
+            self._streams.join()
+            self._loose = False
 
     def forward(self, here: "LayerState", args: MlpArgs) -> None:
         """Queues a layer up to the GEMMs' results."""
         rt, streams = self._runtime, self._streams
         slots, pairs = rt.slots[here.cls], args.layer.tokens * rt.top_k
         ahead = slots.ring > 0 and pairs >= AHEAD * here.experts
-        if not ahead or self._under_way != here.index or args.layer.begins_step:
+        begun = ahead and self._under_way == here.index and not args.layer.begins_step
+        self._under_way = None   # also if this layer is not queued to its end: the ring then has waves from its middle
+        if not begun:
+            self.forget()
             self._turn ^= 1
-            self._under_way = None
         size = "large" if pairs >= LARGE * here.experts else "small"
         args.layer.plan = rt.tables.plan(1 + self._turn)
         if not slots.ring:   # every row has a slot: nothing can be pushed out
@@ -80,7 +93,7 @@ class Scan:
             return
         waves = -(-min(here.experts, here.experts if ahead else pairs) // slots.ring)
         scan = self._args(args, ahead)
-        if ahead and self._under_way is None:
+        if ahead and not begun:
             streams.mark("resolved", on_side=False)
             self._begin(here, scan)
         if ahead:
@@ -100,7 +113,7 @@ class Scan:
             streams.mark(f"freed {wave % 2}", on_side=False)
             if wave + 2 < waves:
                 self._fetch(scan, wave + 2)
-        self._under_way = None
+        self._loose = False
         after = rt.next_layer(here)
         if ahead and after is not None and rt.slots[after.cls].ring and pairs >= AHEAD * after.experts:
             self._turn ^= 1
@@ -124,7 +137,7 @@ class Scan:
     def _fetch(self, scan: ScanArgs, wave: int) -> None:
         streams = self._streams
         streams.wait(f"freed {wave % 2}", on_side=True)
-        scan.wave = wave
+        scan.wave, self._loose = wave, True
         self._runtime.pager.launch("fetch_ring", self._runtime.fetch_blocks, FETCH_THREADS, scan, stream=streams.handle(on_side=True))
         streams.mark(f"fetched {wave % 2}", on_side=True)
 

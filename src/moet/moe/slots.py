@@ -6,7 +6,7 @@ from typing import Protocol
 
 from moet.cache.reference import default_staging
 from moet.errors import ConfigError
-from moet.kernels.paging.state import MAX_WAVES
+from moet.kernels.paging.state import MAX_STAGING, MAX_WAVES
 
 MIN_SLOTS = 3   # one for the working set, two in staging, as in RAM
 
@@ -31,10 +31,10 @@ class ClassNeeds:
 
     @property
     def smallest(self) -> "ClassSlots":
-        """Below this the waves of a layer would not fit a plan."""
+        """Below this the waves of a layer would not fit a plan. Never more than a slot for every row."""
         staging = max(2, -(-self.decode_rows // MAX_WAVES))
-        slots = max(MIN_SLOTS, staging + 1)
-        return ClassSlots(slots, staging, -(-self.experts // MAX_WAVES)) if slots < self.rows else ClassSlots(self.rows, 0, 0)
+        paged = ClassSlots(max(MIN_SLOTS, staging + 1), staging, -(-self.experts // MAX_WAVES))
+        return paged if paged.total < self.rows else ClassSlots(self.rows, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,6 @@ def split(classes: Sequence[ClassNeeds], budget_bytes: int, ring_rows: int) -> l
         ring = max(low.ring, min(ring_rows, c.experts, total // 16))
         slots = total - 2 * ring
         wanted = max(default_staging(slots, c.rows), min(max(c.decode_rows, c.token_rows // 2), slots // 4))
-        staging = min(slots - 1, max(low.staging, wanted))
+        staging = min(slots - 1, MAX_STAGING, max(low.staging, wanted))
         out.append(ClassSlots(slots, staging, ring))
     return out

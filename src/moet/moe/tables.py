@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from moet.cache.reference import AGE_TOUCHES_PER_ROW, HYSTERESIS
+from moet.cache.reference import AGE_TOUCHES_PER_ROW, HEAT_MAX, HYSTERESIS
 from moet.kernels.paging.state import COUNTERS, WORKING, Control, Mailbox, Plan, SlotClass
 from moet.moe.slots import ClassSlots
 from moet.store import HostStore
@@ -61,17 +61,19 @@ class Tables:
     # --- memory
 
     def allocate(self, slots: Sequence[ClassSlots]) -> None:
-        """Raises torch.OutOfMemoryError."""
-        for c, s in zip(self.store.classes, slots, strict=True):
-            self._arrays.append(_Arrays(c.rows, s.total, c.slot_bytes, self.device))
+        """Once. Raises torch.OutOfMemoryError, after which it may be tried again with less."""
+        self._arrays = [_Arrays(c.rows, s.total, c.slot_bytes, self.device) for c, s in zip(self.store.classes, slots, strict=True)]
         self.reset(slots)
 
+    @property
+    def capacities(self) -> list[int]:
+        """Slots that there is memory for, of each class, rings included."""
+        return [a.capacity for a in self._arrays]
+
     def reset(self, slots: Sequence[ClassSlots]) -> None:
-        """Empties all slots and heat; at most as many slots as were allocated."""
+        """Empties all slots and heat; at most `capacities` slots."""
         self._wait()
         for i, (c, s, a) in enumerate(zip(self.store.classes, slots, self._arrays, strict=True)):
-            if s.total > a.capacity:
-                raise ValueError(f"slots: expected at most {a.capacity}, found {s.total}")
             a.slot_of.fill_(-1)
             a.row_of.fill_(-1)
             a.heat.zero_()
@@ -103,7 +105,7 @@ class Tables:
         """layers: index -> class, first row, experts. None: no row has any."""
         self._wait()
         for index, (cls, first, experts) in layers.items():
-            values = np.zeros(experts, np.int32) if heat is None else np.asarray(heat[index], np.uint32).view(np.int32)
+            values = np.zeros(experts, np.int32) if heat is None else np.minimum(np.asarray(heat[index], np.uint32), HEAT_MAX).view(np.int32)
             self._arrays[cls].heat[first : first + experts] = torch.from_numpy(values.copy()).to(self.device)
         for i in range(len(self._arrays)):
             at = i * ctypes.sizeof(SlotClass) + SlotClass.coldest.offset

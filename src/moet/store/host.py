@@ -73,6 +73,7 @@ class HostStore:
         register: Register | None = None,
     ) -> None:
         self._handle = ctypes.c_void_p()
+        self.served: Callable[[], object | None] | None = None  # the runtime that posts requests, a weak reference
         self._registered: list[Callable[[], None]] = []
         self.layers = dict(sorted(layers.items()))
         self.rank, self.world = rank, world

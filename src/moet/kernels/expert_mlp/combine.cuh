@@ -11,7 +11,7 @@ KERNEL(combine, MlpArgs, args, 256) {
   float sum[8] = {};
   for (i32 k = 0; live && k < layer.top_k; ++k) {
     const i64 pair = static_cast<i64>(token) * layer.top_k + k;
-    if (layer.topk_ids[pair] < 0) continue;
+    if (static_cast<u32>(layer.topk_ids[pair]) >= static_cast<u32>(layer.experts)) continue;   // as route.cuh: it has no y
     const Vec4 v = load_words(reinterpret_cast<const u8*>(args.y + pair * args.hidden + 8 * group));
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll

@@ -8,6 +8,8 @@ MAX_EXPERTS = 1024
 MAX_WAVES = 64
 MAX_STAGING = 1024
 """Staging slots of a class, at most."""
+MAX_PAIRS = (1 << 20) - 1
+"""(token, place) pairs of a launch, at most: route.cuh sums them in 20 bits."""
 WORKING = 0x7FFF_FFFF_FFFF_FFFF
 """SlotClass.stamp of a slot that is not in staging."""
 FAILED_ROW = 0x8000_0000
