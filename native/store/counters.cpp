@@ -25,7 +25,8 @@ CounterBlock::CounterBlock(const std::string& path) {
   if (!path.empty()) {
     fd = open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0) fail("open");
-    if (ftruncate(fd, sizeof(Counters)) != 0) fail("ftruncate");
+    // With its blocks: on a full memory file system a write to the mapping would be a SIGBUS.
+    if ((errno = posix_fallocate(fd, 0, sizeof(Counters))) != 0) fail("posix_fallocate");
   }
   void* memory = mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE,
                       fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);

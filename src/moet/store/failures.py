@@ -12,6 +12,17 @@ STRIDE = 64  # bytes from one rank's word to the next: a cache line each
 PAGE = 4096
 
 
+def shared_page(path: Path | str, length: int) -> mmap.mmap:
+    """Maps a file that whoever comes first makes. Its blocks are there afterwards: on a full memory file system a file's length can be set, and the first write
+    to the mapping is a SIGBUS. Raises OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, length)  # no change where another process was first
+        return mmap.mmap(file, length)
+    finally:
+        os.close(file)
+
+
 class FailureWords:
     """`world` little-endian uint32 words, 64 bytes apart. This rank's begins at 0; others count on their own.
 
@@ -26,16 +37,11 @@ class FailureWords:
             if path is None:
                 self._map = mmap.mmap(-1, self.bytes)
             else:
-                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    os.ftruncate(file, self.bytes)  # no change where another rank was first
-                    self._map = mmap.mmap(file, self.bytes)
-                finally:
-                    os.close(file)
+                self._map = shared_page(path, self.bytes)
         except OSError as e:
             raise StoreError(
                 f"failures file {path}: expected a file of {self.bytes} bytes that can be written, found: {e.strerror}. "
-                "Name one on a memory file system, /dev/shm"
+                "Name one on a memory file system, /dev/shm, and make room there (containers: --shm-size)"
             ) from e
         self._words = (ctypes.c_uint32 * (self.bytes // 4)).from_buffer(self._map)
         self.start = ctypes.addressof(self._words)

@@ -5,8 +5,10 @@ the background from then on; slots are allocated when the KV cache has its memor
 move into the slots. Rows of steps before that are zeros.
 """
 
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from moet.engine.vllm.experts import Experts, bytes_of, info_of, write_info
 from moet.engine.vllm.memory import Needs, gib
 from moet.engine.vllm.run import Run
 from moet.engine.vllm.watch import Watch
+from moet.errors import StoreError
 from moet.moe.encode import check_room, put_all, row_sources
 from moet.pack import Pack
 from moet.store.budget import Machine, arena_budget
@@ -63,7 +66,7 @@ class DeviceExperts(Experts):
             put_all(opened, sources, self.store, torch.get_num_threads())
         wanted = packed and (settings.preheat or any(c.resident for c in self.store.classes))
         # A native call without a CUDA call in it, so graphs can be captured meanwhile.
-        self.filling = ThreadPoolExecutor(1, "moet-fill").submit(self.store.fill, self.known_heat) if wanted else None
+        self.filling = Filling(self.store, self.known_heat) if wanted else None
         heat = (self.heat, self.fingerprint, self.precision) if self.heat else None
         self.watch = Watch(self.runtime, self.store, self.words, self.rank, run.device_counters_path(self.rank), heat)
         self.close_with(close, self.watch, self.filling, self.runtime, self.store)
@@ -120,10 +123,37 @@ class DeviceExperts(Experts):
         return self.runtime.forward(layer, x.contiguous(), weights.float().contiguous(), ids.int().contiguous(), now.kv_slots, now.scan)
 
 
-def close(watch: Watch, filling: Future[int] | None, runtime: Any, store: Any) -> None:
+class Filling:
+    """Rows on their way into RAM, in the background; `stop` ends it after the batch that is being read, so that a server which is stopped early does not read on for minutes.
+    The thread is a daemon: others are waited for before an exit function could stop them."""
+
+    def __init__(self, store: Any, heat: Mapping[int, Any] | None) -> None:
+        self.stopping, self.done = threading.Event(), Future[int]()
+        threading.Thread(target=self._run, args=(store, heat), name="moet-fill", daemon=True).start()
+
+    def _run(self, store: Any, heat: Mapping[int, Any] | None) -> None:
+        try:
+            self.done.set_result(store.fill(heat, self._go_on))
+        except Exception as e:  # noqa: BLE001  whoever asks for the result gets it
+            self.done.set_exception(e)
+
+    def _go_on(self, done: int, total: int) -> None:
+        if self.stopping.is_set():
+            raise StoreError(f"reading rows ahead: stopped after {done} of {total}")
+
+    def result(self) -> int:
+        """How many came. Raises what reading them raised."""
+        return self.done.result()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        wait([self.done])
+
+
+def close(watch: Watch, filling: Filling | None, runtime: Any, store: Any) -> None:
     watch.stop()
     if filling:
-        wait([filling])
+        filling.stop()
     runtime.close()
     store.close()
 

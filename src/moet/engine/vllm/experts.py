@@ -186,7 +186,7 @@ def heat_file(settings: MoetConfig, pack: Pack, rank: int, world: int) -> Path:
 def write_info(run: Run, rank: int, info: dict[str, Any]) -> None:
     """rank-N.json, for /metrics: appears whole."""
     path = run.counters_dir / f"rank-{rank}.json"
-    partial = path.with_suffix(".tmp")
+    partial = path.with_name(path.name + ".tmp")
     partial.write_text(json.dumps(info))
     partial.replace(path)
 

@@ -9,7 +9,6 @@ report is then no newer request's failure.
 
 import functools
 import mmap
-import os
 import struct
 import time
 from pathlib import Path
@@ -18,26 +17,28 @@ from typing import Any
 from vllm.logger import init_logger
 
 from moet.engine.vllm import run as runs
-from moet.store.failures import STRIDE
+from moet.errors import EngineError
+from moet.store.failures import STRIDE, shared_page
 
 logger = init_logger("vllm.moet")
-RANKS, SLOT, TEXT = 64, 1024, 24  # per rank: uint64 count; of a GPU's own count: uint64 up to which the text is about it, uint64 of the start; UTF-8 text, NUL-padded
+# Per rank: uint64 count; of a GPU's own count: uint64 up to which the text is about it, uint64 of the start; float64 when the text was written, of the machine's
+# monotonic clock; UTF-8 text, NUL-padded.
+RANKS, SLOT, SAID, TEXT = 64, 1024, 24, 32
 LATE = "an expert row did not reach the GPU: no progress within moet.wait_limit_s"
 TELL_SECONDS = 0.5  # the worker's thread looks every 0.05 s
 
 
 class Words:
-    """The page. Opened by workers and by the engine core; whoever comes first makes it. device_path: the GPU's words, another file beside it."""
+    """The page. Opened by workers and by the engine core; whoever comes first makes it. device_path: the GPU's words, another file beside it. Raises EngineError."""
 
     def __init__(self, run_dir: str) -> None:
         self.device_path = Path(run_dir) / "failures.gpu"
         self.device: mmap.mmap | None = None
-        fd = os.open(Path(run_dir) / "failures", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = Path(run_dir) / "failures"
         try:
-            os.ftruncate(fd, RANKS * SLOT)
-            self.page = mmap.mmap(fd, RANKS * SLOT)
-        finally:
-            os.close(fd)
+            self.page = shared_page(path, RANKS * SLOT)
+        except OSError as e:
+            raise EngineError(f"{path}: expected {RANKS * SLOT} bytes to count failed rows in, found: {e.strerror}; make room there (containers: --shm-size), or set moet.run_dir") from e
 
     def add(self, rank: int, message: str) -> None:
         """A failure on a CPU: text first, then the count."""
@@ -55,6 +56,7 @@ class Words:
 
     def _say(self, rank: int, message: str) -> None:
         base = rank * SLOT
+        struct.pack_into("<d", self.page, base + SAID, time.monotonic())
         self.page[base + TEXT : base + SLOT] = message.encode()[: SLOT - TEXT - 1].ljust(SLOT - TEXT, b"\0")
 
     def _count(self, rank: int) -> int:
@@ -88,6 +90,12 @@ class Words:
         if self.told(rank) != count:
             self.tell(rank, LATE, count)
         return self.page[rank * SLOT + TEXT : (rank + 1) * SLOT].rstrip(b"\0").decode(errors="replace")
+
+    def last(self) -> str:
+        """Why the newest failure of all ranks happened, "" if there was none."""
+        texts = {rank: self.message(rank) for rank in range(RANKS) if self.count(rank)}
+        said = {rank: struct.unpack_from("<d", self.page, rank * SLOT + SAID)[0] for rank in texts}
+        return texts[max(texts, key=lambda rank: said[rank])] if texts else ""
 
 
 def install() -> None:

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from moet.engine.vllm import compat, metrics
-from moet.engine.vllm.failure import RANKS, Words
+from moet.engine.vllm.failure import Words
 
 
 @functools.cache
@@ -65,5 +65,4 @@ def _errors() -> None:
 def last_failure() -> str:
     from moet.engine.vllm.entry import RUNS
 
-    words = Words(RUNS[-1].run_dir)
-    return next((words.message(rank) for rank in range(RANKS) if words.count(rank)), "")
+    return Words(RUNS[-1].run_dir).last()

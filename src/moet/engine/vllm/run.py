@@ -12,8 +12,18 @@ from typing import Any
 from moet.config import MoetConfig
 from moet.errors import EngineError
 
-PREFIX = f"moet-{os.getuid()}-"
 SHM = Path("/dev/shm")
+
+
+def prefix(namespace: int) -> str:
+    """Of the names of run folders, before the launcher's process number: that is one of a namespace, and containers may share /dev/shm."""
+    return f"moet-{os.getuid()}-{namespace}-"
+
+
+try:
+    PREFIX = prefix(os.stat("/proc/self/ns/pid").st_ino)
+except OSError:
+    PREFIX = prefix(0)
 
 
 @dataclass(frozen=True)
@@ -68,14 +78,14 @@ _made = 0
 def make_run_dir(settings: MoetConfig, launcher: int, device: str = "cpu") -> str:
     """The folder of the next run of process `launcher`. An API server of several, forked or spawned by it, gets the folder of its only run.
 
-    device: for "cuda" it is on tmpfs, because the driver pins no page of a file on a disk. Raises EngineError if moet.run_dir is not.
+    device: for "cuda" it is on tmpfs, because the driver pins no page of a file on a disk. Raises EngineError if moet.run_dir is not, or if no folder can be made.
     """
     global _made
     if device == "cuda" and settings.run_dir and SHM not in Path(settings.run_dir).resolve().parents:
         raise EngineError(f"moet.run_dir {settings.run_dir}: expected a folder under {SHM}, found another; the GPU counts failed rows in a page there, which it can only pin on tmpfs")
     if settings.run_dir:
         named = Path(settings.run_dir)
-        named.mkdir(parents=True, exist_ok=True)
+        make(named)
         if launcher == os.getpid():  # an earlier run's failures are not this one's
             for path in [*named.glob("rank-*"), *named.glob("failures*")]:
                 path.unlink(missing_ok=True)
@@ -84,10 +94,23 @@ def make_run_dir(settings: MoetConfig, launcher: int, device: str = "cpu") -> st
     remove_stale(base)
     path = base / f"{PREFIX}{launcher}-{_made if launcher == os.getpid() else 0}"
     _made += 1
-    path.mkdir(mode=0o700, exist_ok=True)
+    if launcher == os.getpid():  # what is there was left by a process that had this number and was killed: in a container that starts again numbers repeat
+        shutil.rmtree(path, ignore_errors=True)
+    make(path)
     if path.stat().st_uid != os.getuid():
         raise EngineError(f"{path}: expected a folder of this user, found one of user {path.stat().st_uid}; set moet.run_dir")
     return str(path)
+
+
+def make(path: Path) -> None:
+    """Raises EngineError with the reason if it cannot be."""
+    try:
+        path.mkdir(mode=0o700, parents=path.parent != SHM, exist_ok=True)
+    except OSError as e:
+        raise EngineError(
+            f"{path}: expected a folder that can be made, found: {e.strerror}; it holds the counters and the failure words of a run. A GPU's has to be on a memory file system, {SHM} "
+            "(containers: --shm-size); others may be named by moet.run_dir"
+        ) from e
 
 
 def remove_stale(base: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,10 @@ class Watch:
         self.ending = threading.Event()
         self.thread: threading.Thread | None = None
         self.failures = self.errors = 0
+        self.failing: set[str] = set()  # actions whose last try went wrong: said once
 
     def start(self) -> None:
-        self.failures = self.words.device_count(self.rank)
+        self.failures, self.errors = self.words.device_count(self.rank), self._errors()
         self.thread = threading.Thread(target=self._run, name="moet-watch", daemon=True)
         self.thread.start()
 
@@ -42,16 +44,28 @@ class Watch:
         every = {self.count: COUNTERS_SECONDS, self.tell_store: STORE_SECONDS, self.save_heat: HEAT_SECONDS}
         now = time.monotonic()
         due = {action: now + seconds for action, seconds in every.items()}
+        while not self.ending.wait(LOOK_SECONDS):
+            self._try(self.explain)
+            now = time.monotonic()
+            for action, at in due.items():
+                if now >= at:
+                    due[action] = now + every[action]
+                    self._try(action)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """What goes wrong now, for want of memory for a file, say, may go well later, and the other actions do not hang on it."""
+        name = action.__name__
         try:
-            while not self.ending.wait(LOOK_SECONDS):
-                self.explain()
-                now = time.monotonic()
-                for action, at in due.items():
-                    if now >= at:
-                        due[action] = now + every[action]
-                        action()
+            action()
+            self.failing.discard(name)
         except (OSError, RuntimeError, MoetError) as e:
-            logger.error("moet: counters are no longer read: %s", e)
+            if name not in self.failing:
+                logger.error("moet: %s: %s; it is tried again", name, e)
+            self.failing.add(name)
+
+    def _errors(self) -> int:
+        counters = self.store.counters()
+        return counters.io_errors + counters.checksum_failures
 
     def explain(self) -> None:
         """Says why the GPU has counted a failure since the last look."""
@@ -59,8 +73,7 @@ class Watch:
         if count == self.failures:
             return
         self.failures = count
-        counters = self.store.counters()
-        errors = counters.io_errors + counters.checksum_failures
+        errors = self._errors()
         text = self.store.failure_text() if errors != self.errors else LATE
         self.errors = errors
         self.words.tell(self.rank, text or LATE, count)
@@ -98,7 +111,7 @@ class Watch:
 
 def write(path: Path, values: dict[str, Any]) -> None:
     """Appears whole. Nothing if the run's folder is gone already."""
-    partial = path.with_suffix(".tmp")
+    partial = path.with_name(path.name + ".tmp")
     try:
         partial.write_text(json.dumps(values))
         partial.replace(path)
