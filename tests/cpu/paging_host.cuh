@@ -50,6 +50,8 @@ KERNEL(read_scan, ReadArgs, args, 512) {
   for (i32 i = plan.wave_begin[args.wave]; i < plan.wave_begin[args.wave + 1]; ++i) check_row(args, i, !row_failed(plan, i));
 }
 
+KERNEL(count_scan, ReadArgs, args, 512) { count_lost(args.layer); }
+
 struct HostArgs {
   Mailbox* mailbox;
   u64* location;

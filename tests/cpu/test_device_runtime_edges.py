@@ -250,3 +250,31 @@ def another(store, modules) -> device.DeviceRuntime:
         store, activation=whole.ACTIVATION, top_k=TOP_K, device=torch.device("cpu"), max_tokens=64, decode_tokens=8, ring_rows=2, fetch_blocks=2, limit_s=3.0,
         modules=modules,
     )  # fmt: skip
+
+
+# --- failures
+
+
+def test_a_row_that_no_token_of_a_scan_wants_fails_nobody(sources, wanted):
+    """A large scan streams all absent rows before it knows which ones it needs: one that cannot be read must not end requests that do not ask for it."""
+    g = torch.Generator().manual_seed(5)
+    trace = []
+    for layer, x, weights, _ in trace_of(1, [60], seed=5):
+        ids = torch.stack([torch.randperm(EXPERTS - 1, generator=g)[:TOP_K] for _ in range(60)]).int()
+        trace.append((layer, x, weights, ids + (ids >= 7)))   # expert 7 is nobody's
+    right = wanted(trace, scan=True)
+    with Served(sources[0], ram_bytes=bytes_of(sources) // 3, fill=False) as served:
+        paged(sources, served)
+        for layer in LAYERS:
+            served.store.inject(layer, 7, 0, 5, 1 << 30)   # every pread: EIO
+        assert equal(served.run(trace, scan=True), right)
+        assert served.store.counters().io_errors == len(LAYERS)
+        assert served.runtime.counters().failed_rows == 0 and served.store.failure_words.counts() == (0,)
+        odd = [(layer, x, weights, torch.where(ids == 3, 7, ids)) for layer, x, weights, ids in trace]
+        for n, step in enumerate(odd, 1):
+            out = served.run([step], scan=True)[0]
+            assert torch.isfinite(out).all() and served.store.failure_words.counts() == (n,)
+        assert served.runtime.counters().failed_rows == len(LAYERS)
+        served.store.inject(2, 7, 0, 5, 0)
+        assert equal(served.run(odd[:1], scan=True), wanted(odd[:1], scan=True))
+        assert served.runtime.counters().failed_rows == len(LAYERS)

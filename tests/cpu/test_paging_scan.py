@@ -52,6 +52,7 @@ def scan(rig, layer, ids, kv=None, fetched=0):
             fetched = ready + 1
         read = ReadArgs(layer=args.layer, disk=rig.disk.ctypes.data, found=found.ctypes.data, wave=wave, parts=1)
         launch(rig, "read_scan", 3, 64, read)
+    launch(rig, "count_scan", 1, 64, ReadArgs(layer=args.layer))
     assert all(found[i] in (1, 2) for i in range(memory.plan.count))
     return {s.expert: "whole" if found[i] == 1 else "failed" for i, s in enumerate(memory.steps())}
 
@@ -129,6 +130,10 @@ def test_failed_rows_of_a_scan(module):
         found = scan(rig, 0, ids)
         assert {e for e, state in found.items() if state == "failed"} == {3, 8, 11}
         assert rig.failures() == rig.memory.counters()["failed_rows"] == 3
+        list_rows(rig, 0, ids, begins_step=1)
+        others = np.where(np.isin(ids, [3, 11]), -1, ids)   # brought all the same, and nobody's
+        assert {e for e, state in scan(rig, 0, others).items() if state == "failed"} == {8}
+        assert rig.failures() == rig.memory.counters()["failed_rows"] == 4
         rig.fails[:] = 0
         list_rows(rig, 0, ids, begins_step=1)
         assert set(scan(rig, 0, ids).values()) == {"whole"}

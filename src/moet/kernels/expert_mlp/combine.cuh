@@ -4,6 +4,7 @@
 
 KERNEL(combine, MlpArgs, args, 256) {
   const i32 groups = args.hidden / 8, per_row = (groups + thread_count() - 1) / thread_count();
+  if (block_id() == 0 && !args.fetchers) count_lost(args.layer);   // before the step's output exists
   const i32 token = block_id() / per_row, group = block_id() % per_row * thread_count() + thread_id();
   if (group >= groups) return;
   const LayerArgs& layer = args.layer;

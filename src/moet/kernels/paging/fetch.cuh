@@ -147,7 +147,8 @@ DEVICE void ask_again(const LayerArgs& a, const Rows& rows, i32 i) {
   post(control, f.request + 1);
 }
 
-DEVICE void lead(const LayerArgs& a, const Rows& rows, i32 parts) {
+// counts: rows that cannot be read are failures, here and now.
+DEVICE void lead(const LayerArgs& a, const Rows& rows, i32 parts, bool counts) {
   SHARED(Leader, s);
   Control& control = *a.control;
   const i32 count = rows.end - rows.begin;
@@ -207,7 +208,7 @@ DEVICE void lead(const LayerArgs& a, const Rows& rows, i32 parts) {
     store_release_gpu(reinterpret_cast<u32*>(&rows.order[rows.begin + k]), static_cast<u32>(kNothing));
   if (thread_id() == 0) {
     count_gpu(&control.counter[kFetchNanoseconds], nanoseconds() - begin);
-    if (s.failed) count_failures(control, s.failed);
+    if (counts && s.failed) count_failures(control, s.failed);
   }
   sync_block();
 }
@@ -238,7 +239,7 @@ DEVICE void fetch_rows(const LayerArgs& a, i32 wave, i32 part, i32 parts) {
   const i32 begin = wave ? plan.wave_begin[wave] : plan.count - plan.misses;   // hits are the first steps
   const Rows rows = {plan.steps, plan.fetching, plan.ready, plan.copied, plan.order, &plan.drawn[wave], begin, plan.wave_begin[wave + 1]};
   if (rows.begin >= rows.end) return;
-  if (part == 0) lead(a, rows, parts);
+  if (part == 0) lead(a, rows, parts, true);
   else follow(a, rows, parts);
 }
 
@@ -246,6 +247,20 @@ DEVICE void fetch_rows(const LayerArgs& a, i32 wave, i32 part, i32 parts) {
 DEVICE bool row_failed(const Plan& plan, i32 step) {
   const i32 position = plan.ring_ready ? plan.steps[step].reserved : -1;
   return load_acquire_gpu(position >= 0 ? &plan.ring_ready[position] : &plan.ready[step]) == kFailedRow;
+}
+
+// All threads of one block, after a layer's last wave: failures of the rows that came through the ring, which were fetched before it was known who wants them.
+DEVICE void count_lost(const LayerArgs& a) {
+  SHARED(u32, lost);
+  const Plan& plan = *a.plan;
+  if (!plan.ring_ready) return;
+  if (thread_id() == 0) lost = 0;
+  sync_block();
+  u32 mine = 0;
+  for (i32 i = thread_id(); i < plan.count; i += thread_count()) mine += plan.steps[i].reserved >= 0 && row_failed(plan, i);
+  if (mine) atomic_add_shared(&lost, mine);
+  sync_block();
+  if (thread_id() == 0 && lost) count_failures(*a.control, lost);
 }
 
 // All threads of a block: waits until the row of a step is there. False: it cannot be read. Adds the nanoseconds that thread 0 waited.

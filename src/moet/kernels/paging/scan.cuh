@@ -54,7 +54,7 @@ KERNEL(fetch_ring, ScanArgs, args, 512) {
   sync_block();
   const i32 begin = args.wave * absent.ring, end = begin + absent.ring;
   const Rows rows = {absent.steps, absent.fetching, absent.ready, absent.copied, absent.order, &absent.drawn[args.wave], begin, end < absent.count ? end : absent.count};
-  if (ticket == 0) lead(args.layer, rows, block_count());
+  if (ticket == 0) lead(args.layer, rows, block_count(), false);   // a row that nobody wants fails nobody: see count_lost
   else follow(args.layer, rows, block_count());
 }
 
