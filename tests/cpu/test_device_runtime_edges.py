@@ -278,3 +278,16 @@ def test_a_row_that_no_token_of_a_scan_wants_fails_nobody(sources, wanted):
         served.store.inject(2, 7, 0, 5, 0)
         assert equal(served.run(odd[:1], scan=True), wanted(odd[:1], scan=True))
         assert served.runtime.counters().failed_rows == len(LAYERS)
+
+
+def test_preload_moves_rows_whether_armed_or_not(sources):
+    heat = {layer: whole.np.arange(EXPERTS, dtype=whole.np.uint32) for layer in LAYERS}
+    for armed in (False, True):
+        with Served(sources[0]) as served:
+            runtime = served.runtime
+            runtime.allocate(bytes_of(sources) // 2)
+            runtime.arm(armed)
+            moved = runtime.preload(heat)
+            assert moved == sum(int((a.row_of[: s.slots] >= 0).sum()) for a, s in zip(runtime.tables._arrays, runtime.slots, strict=True)) > 0
+            (layer, x, weights, ids), *_ = trace_of(1, [2])
+            assert bool(served.run([(layer, x, weights, ids)])[0].any()) == armed   # as before

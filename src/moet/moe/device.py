@@ -195,8 +195,11 @@ class DeviceRuntime:
                 rows.sort(key=lambda row: row[1])   # the same share of every layer
             for index, e in rows[: slots.slots - slots.staging]:
                 wanted.setdefault(index, []).append(e)
+        armed = self.tables.armed
+        self.arm()   # rows move through the kernels of a layer
         for index, experts in wanted.items():
             self._touch(index, sorted(experts))
+        self.arm(armed)
         self.tables.set_heat({index: (layer.cls, layer.first_row, layer.experts) for index, layer in self._layers.items()}, heat)
         self.tables.clear_counters()
         return sum(map(len, wanted.values()))

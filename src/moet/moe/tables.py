@@ -41,6 +41,7 @@ class Tables:
         posted = Mailbox.from_address(store.mailbox).posted if store.mailbox else 0
         _write(self._control, Control(posted=posted, mailbox=store.mailbox, failures=store.failures, limit_ns=int(limit_s * 1e9)))
         self._arrays: list[_Arrays] = []
+        self.armed = False
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._words = torch.zeros(len(COUNTERS), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._base = np.zeros(len(COUNTERS), np.int64)
@@ -93,6 +94,7 @@ class Tables:
         self._wait()
 
     def arm(self, on: bool) -> None:
+        self.armed = on
         self._control[: ctypes.sizeof(ctypes.c_uint32)].view(torch.int32).fill_(int(on))
         self._wait()
 
