@@ -342,12 +342,14 @@ class Store:
 def test_the_watch_says_why(tmp_path):
     device_words(tmp_path, 0)
     words, store = Words(str(tmp_path)), Store()
-    watch = Watch(Fake(heat=lambda: "heat"), store, words, 0, tmp_path / "c", None)
+    gpu = Fake(timeouts=0)
+    watch = Watch(Fake(heat=lambda: "heat", counters=lambda: gpu), store, words, 0, tmp_path / "c", None)
     set_word(tmp_path, 0, 1)
     store.checksum_failures = 1
     watch.explain()
     assert words.message(0) == "row 7: checksum"
-    set_word(tmp_path, 0, 2)  # the store saw no error since: the GPU has given up
+    set_word(tmp_path, 0, 2)
+    gpu.timeouts = 1
     watch.explain()
     assert words.message(0) == LATE
     watch.tell_store()

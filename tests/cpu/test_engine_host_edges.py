@@ -177,6 +177,26 @@ def test_errors_before_the_start_explain_nothing_later(tmp_path, monkeypatch):
         looking.stop()
 
 
+def test_rows_that_fail_together_have_one_reason(tmp_path):
+    """The store knows of an error before the GPU counts it: the reads of the next layer have failed when the first layer's failure is explained."""
+    (tmp_path / "failures.gpu").write_bytes(bytes(4096))
+    words, store, gpu = Words(str(tmp_path)), Store(), Fake(timeouts=0)
+    looking = watch.Watch(Fake(counters=lambda: gpu), store, words, 0, tmp_path / "c", None)
+
+    def fails(count: int) -> str:
+        with open(tmp_path / "failures.gpu", "r+b") as file:
+            file.write(bytes([count]))
+        looking.explain()
+        return words.message(0)
+
+    store.io_errors = 2   # a row of this layer, and one of the next
+    assert fails(1) == fails(2) == "row 7: EIO"
+    gpu.timeouts = 1
+    assert fails(3) == fails(4) == watch.LATE   # the others of a step that gave up do not wait, and are not counted as waits
+    store.io_errors = 3
+    assert fails(5) == "row 7: EIO"
+
+
 def test_a_client_is_told_the_newest_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(entry, "RUNS", [Run("m", True, MoetConfig(), str(tmp_path))])
     words = Words(str(tmp_path))

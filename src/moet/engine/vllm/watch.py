@@ -32,7 +32,8 @@ class Watch:
         self.runtime, self.store, self.words, self.rank, self.path, self.heat = runtime, store, words, rank, path, heat
         self.ending = threading.Event()
         self.thread: threading.Thread | None = None
-        self.failures = self.errors = 0
+        self.failures = self.errors = self.timeouts = 0
+        self.reason = LATE
         self.failing: set[str] = set()  # actions whose last try went wrong: said once
 
     def start(self) -> None:
@@ -73,11 +74,15 @@ class Watch:
         if count == self.failures:
             return
         self.failures = count
-        errors = self._errors()
-        text = self.store.failure_text() if errors != self.errors else LATE
-        self.errors = errors
-        self.words.tell(self.rank, text or LATE, count)
-        logger.error("moet: %s", text or LATE)
+        errors, timeouts = self._errors(), self.runtime.counters().timeouts
+        if timeouts > self.timeouts:
+            self.reason = LATE
+        elif errors != self.errors:
+            self.reason = self.store.failure_text() or LATE
+        # Else it is the reason of the look before: the store counts an error before the GPU counts its row, and of a step that gave up only the first wait is counted.
+        self.errors, self.timeouts = errors, timeouts
+        self.words.tell(self.rank, self.reason, count)
+        logger.error("moet: %s", self.reason)
 
     def count(self) -> None:
         write(self.path, asdict(self.runtime.counters()))
