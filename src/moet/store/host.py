@@ -3,6 +3,7 @@ from files what it asks for. docs/pager.md, "On a GPU: the mailbox"."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -260,14 +261,14 @@ class HostStore:
         """Ends the server and the I/O threads, unregisters and unmaps the memory: no device may use it then. Twice is fine."""
         if self._handle:
             self.stop_server()
-            try:
-                while self._registered:
-                    self._registered.pop()()
-            finally:
-                lib().moet_host_close(self._handle)
-                self._handle = ctypes.c_void_p()
-        if self.failure_words is not None:
-            self.failure_words.close()
+            with ExitStack() as undo:  # last first, and all of it whatever one of them raises
+                if self.failure_words is not None:
+                    undo.callback(self.failure_words.close)
+                handle, self._handle = self._handle, ctypes.c_void_p()
+                undo.callback(lib().moet_host_close, handle)
+                for unregister in self._registered:
+                    undo.callback(unregister)
+                self._registered = []
 
     def __enter__(self) -> Self:
         return self
