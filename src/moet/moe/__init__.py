@@ -1,5 +1,6 @@
-"""The MoE layer of one rank on a CPU: pages the routed experts in and computes them, one native call a layer."""
+"""The MoE layer of one rank: pages the routed experts in and computes them. `ExpertRuntime` on a CPU, one native call a layer; `DeviceRuntime` on a GPU, four launches."""
 
+from moet.moe.device import DeviceRuntime
 from moet.moe.runtime import ExpertRuntime
 
-__all__ = ["ExpertRuntime"]
+__all__ = ["DeviceRuntime", "ExpertRuntime"]
