@@ -1,6 +1,7 @@
 """The engine's host side where the machine is short of something or an earlier run left something behind."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from moet.config import MoetConfig
 from moet.engine.vllm import device_experts, entry, http, watch
 from moet.engine.vllm import run as runs
 from moet.engine.vllm.failure import Words
+from moet.engine.vllm.memory import Needs, split
 from moet.engine.vllm.run import Run
-from moet.errors import EngineError
+from moet.errors import EngineError, StoreError
 from moet.layout import RowGeometry
 from moet.store import HostStore
+from moet.store.budget import Machine, arena_budget
 
 # --- run folders
 
@@ -221,3 +224,27 @@ def test_a_stop_does_not_wait_for_all_rows(tmp_path):
     assert ended == ["watch", "runtime"]
     with pytest.raises(Exception, match="stopped"):
         filling.result()
+
+
+# --- budgets
+
+
+@pytest.mark.parametrize("least", [1, 5_000_000, (1 << 30) + 1, 7_777_777_777, 10**12 + 7])
+def test_what_a_refusal_says_is_enough_is_enough(least):
+    """People set what the message names."""
+    needs = Needs(rows=4 * least, least=least, kv_all=0, kv_one=0)
+    with pytest.raises(EngineError) as refused:
+        split(1 << 50, needs, least - 1)
+    named = float(re.search(r"at least ([\d.]+) GiB", str(refused.value))[1])
+    assert split(1 << 50, needs, MoetConfig(gpu_gib=named).gpu_bytes(needs.rows)).slots >= least
+    assert named <= least / (1 << 30) * 1.01 + 0.01
+
+
+@pytest.mark.parametrize("free", [5_000_000, (1 << 30) + 1, 7_777_777_777, 10**12 + 7])
+def test_what_a_refusal_says_is_there_is_there(free):
+    machine = Machine(2 * free, free)
+    with pytest.raises(StoreError) as refused:
+        arena_budget(machine, 4 * free, free + 1)
+    number, unit = re.search(r"at most ([\d.]+) (GiB|MiB)", str(refused.value)).groups()
+    wanted = int(float(number) * {"GiB": 1 << 30, "MiB": 1 << 20}[unit])
+    assert arena_budget(machine, 4 * free, wanted).ram_bytes == wanted > free * 0.8

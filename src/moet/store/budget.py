@@ -12,10 +12,10 @@ UNLIMITED = 1 << 60  # a cgroup v1 limit above this is none (9223372036854771712
 
 
 def size(count: int) -> str:
-    """Bytes for people: `12.3 GiB`, `512 bytes`."""
+    """Bytes for people: `12.3 GiB`, `512 bytes`. Rounded down: what is said to be there can be asked for."""
     for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
         if abs(count) >= unit:
-            return f"{count / unit:.1f} {name}"
+            return f"{10 * count // unit / 10:.1f} {name}"
     return f"{count} bytes"
 
 

@@ -35,7 +35,7 @@ def split(free: int, needs: Needs, explicit: int | None) -> Split:
         slots = max(min(explicit, needs.rows), 0)
         if slots < needs.least:
             raise EngineError(
-                f"moet.gpu_gib: expected at least {gib(needs.least)} GiB, which is the fewest slots that work, found {gib(slots)}; raise it, or lower max_num_seqs"
+                f"moet.gpu_gib: expected at least {gib(needs.least, up=True)} GiB, which is the fewest slots that work, found {gib(slots)}; raise it, or lower max_num_seqs"
             )
     else:
         kv = max(min(needs.kv_all, free // 2), needs.kv_one)
@@ -48,5 +48,6 @@ def split(free: int, needs: Needs, explicit: int | None) -> Split:
     return Split(free - slots, slots)
 
 
-def gib(size: int) -> str:
-    return f"{size / GIB:.2f}"
+def gib(size: int, up: bool = False) -> str:
+    """Hundredths of a GiB. up: that many are enough, whoever sets them."""
+    return f"{-(-100 * size // GIB) / 100 if up else size / GIB:.2f}"
