@@ -16,7 +16,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from store_rows import DELAY, Rows
 
 from moet.config import MoetConfig
-from moet.engine.vllm import device_experts, entry, http, watch
+from moet.engine.vllm import device_experts, entry, http, metrics, watch
 from moet.engine.vllm import run as runs
 from moet.engine.vllm.failure import Words
 from moet.engine.vllm.memory import Needs, split
@@ -248,3 +248,43 @@ def test_what_a_refusal_says_is_there_is_there(free):
     number, unit = re.search(r"at most ([\d.]+) (GiB|MiB)", str(refused.value)).groups()
     wanted = int(float(number) * {"GiB": 1 << 30, "MiB": 1 << 20}[unit])
     assert arena_budget(machine, 4 * free, wanted).ram_bytes == wanted > free * 0.8
+
+
+def test_ranks_look_at_the_memory_before_any_of_them_takes_some(monkeypatch):
+    """A budget that all ranks together can have must not be refused to the one that comes last."""
+    free, lock, both, refused = [1000], threading.Lock(), threading.Barrier(2), []
+    monkeypatch.setattr(device_experts.Machine, "read", classmethod(lambda cls: cls(2000, free[0])))
+    monkeypatch.setattr(device_experts, "get_tp_group", lambda: Fake(barrier=both.wait))
+
+    def rank(number: int) -> None:
+        time.sleep(0.2 * number)
+        try:
+            found = arena_budget(device_experts.memory_of(2), 500, 450, 2).ram_bytes
+            with lock:
+                free[0] -= found   # pinned
+        except StoreError as e:
+            refused.append(str(e))
+
+    ranks = [threading.Thread(target=rank, args=(n,)) for n in range(2)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(5)
+    assert not refused and free[0] == 100
+    device_experts.memory_of(1)   # alone: nobody is waited for
+
+
+# --- what /metrics and /v1/models show
+
+
+def test_a_run_folder_that_was_cleaned_away_ends_nothing(tmp_path, monkeypatch):
+    """Temporary folders are cleaned of what nobody touched for days; a server that is healthy must not look dead then."""
+    run = Run("m", True, MoetConfig(), str(tmp_path))
+    monkeypatch.setattr(entry, "RUNS", [run])
+    (tmp_path / "rank-0.json").write_text("{}")   # its counters are gone
+    assert metrics.read(run) == [] and list(metrics.MoetCollector().collect()) == []
+    card = http.mode()
+    assert (card["precision"], card["experts"]) == ("base", "pack")
+    shutil.rmtree(tmp_path)
+    assert metrics.read(run) == [] and http.mode() == card
+    assert http.last_failure() == ""

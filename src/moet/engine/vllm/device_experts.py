@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
+from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 
 from moet.cache.heat import load_heat
@@ -42,7 +43,7 @@ class DeviceExperts(Experts):
         packed = isinstance(opened, Pack)
         sources = {i: f.rows(settings.precision) for i, f in opened.layers.items()} if packed else row_sources(opened, settings.precision)
         self.device, register, modules = self.hardware(sources)
-        self.budget = ram_bytes(settings, opened, self.world)
+        self.budget = ram_bytes(settings, opened, self.world, memory_of(self.world))
         if not packed:
             check_room(sources, self.budget, self.rank, self.world)
         self.store = HostStore(
@@ -165,10 +166,18 @@ def decode_tokens(config: Any) -> int:
     return min(config.scheduler_config.max_num_seqs * per_request, config.scheduler_config.max_num_batched_tokens)
 
 
-def ram_bytes(settings: Any, opened: Pack | Checkpoint, world: int) -> int:
+def memory_of(world: int) -> Machine:
+    """What the machine has before any of its ranks pins a part."""
+    machine = Machine.read()
+    if world > 1:
+        get_tp_group().barrier()
+    return machine
+
+
+def ram_bytes(settings: Any, opened: Pack | Checkpoint, world: int, machine: Machine) -> int:
     """Of this rank's arena, 0 for all rows: as set, else all rows or what the machine has left. Raises StoreError if that is too little."""
     rows = bytes_of(opened, settings.precision)
     wanted = (settings.budget_bytes(rows) or rows) // world if settings.ram_gib or settings.ram_percent else None
-    found = arena_budget(Machine.read(), rows // world, wanted, world)
+    found = arena_budget(machine, rows // world, wanted, world)
     logger.info("moet: arena: %s", found.why)
     return found.ram_bytes if found.ram_bytes < rows // world else 0

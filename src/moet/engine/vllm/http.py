@@ -5,6 +5,7 @@ from typing import Any
 
 from moet.engine.vllm import compat, metrics
 from moet.engine.vllm.failure import Words
+from moet.errors import EngineError
 
 
 @functools.cache
@@ -17,18 +18,13 @@ def install() -> None:
 
 
 def mode() -> dict[str, Any]:
-    """What answers are made of: the card of the newest run of this process, whose ranks have started."""
+    """What answers are made of: the card of the newest run of this process. What its ranks say is left out where their files are gone."""
     from moet.engine.vllm.entry import RUNS
 
     run = RUNS[-1]
-    info = metrics.read(run)[0]["info"]
-    return {
-        "precision": run.settings.precision,
-        "activations": info["activations"],
-        "experts": "pack" if run.packed else "encoded at start",
-        "row_format": info["row_format"],
-        "scheme": info["scheme"],
-    }
+    info = next((rank["info"] for rank in metrics.read(run)), {})
+    said = {name: info[name] for name in ("activations", "row_format", "scheme") if name in info}
+    return {"precision": run.settings.precision, "experts": "pack" if run.packed else "encoded at start"} | said
 
 
 def _models() -> None:
@@ -65,4 +61,7 @@ def _errors() -> None:
 def last_failure() -> str:
     from moet.engine.vllm.entry import RUNS
 
-    return Words(RUNS[-1].run_dir).last()
+    try:
+        return Words(RUNS[-1].run_dir).last()
+    except EngineError:  # the folder was cleaned
+        return ""

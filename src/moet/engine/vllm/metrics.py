@@ -13,6 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from moet.engine.vllm.run import Run
+from moet.errors import StoreError
 from moet.store import counters
 
 COUNTERS = {  # name without moet: and _total -> (help, words of the block with the labels that tell them apart)
@@ -141,12 +142,16 @@ def buckets(latency: tuple[int, ...]) -> list[tuple[str, float]]:
 
 
 def read(run: Run) -> list[dict[str, Any]]:
-    """One dict per rank that has started: its number, its info (moet.engine.vllm.experts writes it), its counter words, its latency histogram."""
+    """One dict per rank that has started: its number, its info (moet.engine.vllm.experts writes it), its counter words, its latency histogram. None of a rank whose files
+    are gone: the run ends, or its folder was cleaned."""
     out = []
     for path in sorted(Path(run.run_dir).glob("rank-*.json"), key=lambda p: int(p.stem.removeprefix("rank-"))):
         rank = path.stem.removeprefix("rank-")
-        block = counters.read(run.counters_path(int(rank)))
         there = run.device_counters_path(int(rank))
-        device = json.loads(there.read_text()) if there.exists() else None
-        out.append({"rank": rank, "info": json.loads(path.read_text()), "words": block.as_dict(), "latency": block.latency, "device": device})
+        try:
+            info, block = json.loads(path.read_text()), counters.read(run.counters_path(int(rank)))
+            device = json.loads(there.read_text()) if there.exists() else None
+        except (StoreError, FileNotFoundError):
+            continue
+        out.append({"rank": rank, "info": info, "words": block.as_dict(), "latency": block.latency, "device": device})
     return out
