@@ -151,7 +151,7 @@ def used_bytes() -> int:
 def resident(scale: Scale, prefill_report: Report | None, scan_tokens: int) -> dict[str, object]:
     """Steps with every row in a slot, and at 50 %; returns the prefill's times."""
     found: dict[str, object] = {}
-    with runtime_over(scale.store, scale.shape, scale.device, decode_tokens=DECODE_TOKENS, max_tokens=scan_tokens) as runtime:
+    with runtime_over(scale.store, scale.shape, scale.device, decode_tokens=DECODE_TOKENS, max_tokens=scan_tokens, least=0.5) as runtime:
         for kind in ("trace", "router"):
             scale.measure(runtime, kind, 1, (1.0,))
         for tokens in list(scale.batches)[1:]:
