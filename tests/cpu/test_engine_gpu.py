@@ -224,7 +224,7 @@ def test_profiling_has_no_tokens():
 
 
 def config(**changes):
-    model = Fake(dtype=torch.bfloat16, enable_cumem_allocator=False)
+    model = Fake(dtype=torch.bfloat16, enable_cumem_allocator=False, architectures=["DeepseekV3ForCausalLM"])
     whole = Fake(
         model_config=model, cache_config=Fake(kv_sharing_fast_prefill=False), parallel_config=Fake(worker_cls=refuse_gpu.WORKER), use_v2_model_runner=True,
         compilation_config=Fake(cudagraph_mode=Fake(name="FULL_DECODE_ONLY")), kv_transfer_config=None, attention_config=Fake(hisparse_config=None),
@@ -265,6 +265,14 @@ def test_a_plain_start_is_not_refused():
 def test_what_does_not_work_on_a_gpu_is_refused_by_name(changes, says):
     found = refused(changes)
     assert len(found) == 1 and says in found[0]
+
+
+@pytest.mark.parametrize(("architecture", "capability", "count"), [("DeepseekV4ForCausalLM", (8, 9), 1), ("GlmMoeDsaForCausalLM", (8, 0), 1), ("DeepseekV4ForCausalLM", (12, 0), 0),
+                                                                  ("DeepseekV3ForCausalLM", (8, 6), 0)])  # fmt: skip
+def test_sparse_attention_wants_a_gpu_that_vllm_has_it_for(monkeypatch, architecture, capability, count):
+    monkeypatch.setattr(refuse_gpu.current_platform, "get_device_capability", lambda: capability)
+    found = refused({"model_config__architectures": [architecture]})
+    assert len(found) == count and all("sparse attention for 9.0 and newer" in text for text in found)
 
 
 def test_other_versions_and_the_cpus_activations_are_refused():

