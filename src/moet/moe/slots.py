@@ -2,20 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from moet.cache.reference import default_staging
 from moet.errors import ConfigError
 from moet.kernels.paging.state import MAX_STAGING, MAX_WAVES
 
 MIN_SLOTS = 3   # one for the working set, two in staging, as in RAM
-
-
-class RowClass(Protocol):
-    """Layers whose rows take one slot size; `moet.store.HostClass` is one."""
-
-    slot_bytes: int
-    rows: int
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
-from moet import native
-from moet.errors import StoreError
-from moet.pack import Pack
-from moet.store.counters import BLOCK_BYTES, Counters
 from moet.store.failures import FailureWords
-from moet.store.native import CHostOptions, CLayer, lib
-from moet.store.pager import Source, c_layer
+from moet.store.native import CHostOptions, lib
 from moet.store.pinned import Register, register_all
+from moet.store.rows import NativeRows, Source
 
-_i32, _i64, _u32, _u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
+_i32, _i64 = ctypes.c_int32, ctypes.c_int64
 FILL_ROWS = 128  # between two words of progress, during which no request is served
 
 
@@ -48,15 +43,19 @@ class SlotLayout:
     tile_end: int
 
 
-class HostStore:
+class HostStore(NativeRows):
     """Rows of one rank in RAM, and the mailbox by which a device asks for those that are only in files.
 
     layers: a layer's index in the model -> its rows. ram_bytes: of the arena; 0 for room for all rows. direct_io, verify,
     counters_path: as for Pager. failures_path: see FailureWords.
     register: called with (address, bytes) of each piece of memory that the device reads, after its pages exist; what it returns,
     if not None, is called at close. None: plain memory, for a device that is this CPU.
+    heat counts requests, and what the device finds by itself is none: told the device's heat now and then (set_heat, at any time), the server
+    keeps in RAM what the device uses. Of counters, hits and misses are requests whose row was in the arena after all, and those that needed a read.
     Raises StoreError: a file is missing or cut, the budget is below the minimum, or memory cannot be registered.
     """
+
+    KIND, NAME = "host", "host store"
 
     def __init__(
         self,
@@ -73,15 +72,9 @@ class HostStore:
         failures_path: Path | str | None = None,
         register: Register | None = None,
     ) -> None:
-        self._handle = ctypes.c_void_p()
+        self._describe(layers, rank, world)
         self.served: Callable[[], object | None] | None = None  # the runtime that posts requests, a weak reference
         self._registered: list[Callable[[], None]] = []
-        self.layers = dict(sorted(layers.items()))
-        self.rank, self.world = rank, world
-        self._position = {index: i for i, index in enumerate(self.layers)}
-        for source in self.layers.values():
-            source.geometry.slice(rank, world)  # says so if a rank would get no tile
-        rows = (CLayer * len(self.layers))(*[c_layer(index, source) for index, source in self.layers.items()])
         options = CHostOptions(
             ram_bytes=ram_bytes,
             chunk_bytes=chunk_bytes,
@@ -92,14 +85,7 @@ class HostStore:
             direct_io=direct_io,
             verify=verify,
         )
-        native.call(
-            lib().moet_host_open,
-            rows,
-            len(rows),
-            ctypes.byref(options),
-            ctypes.byref(self._handle),
-            error=StoreError,
-        )
+        self._open(lib().moet_host_open, options)
         self.failure_words = None
         try:
             control = (_i64 * 3)()
@@ -112,12 +98,6 @@ class HostStore:
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def from_pack(cls, pack: Pack, precision: str, **options) -> Self:
-        """Over the rows of a pack; precision: `base` or `native`. Options as of the class. Raises PackError if the pack lacks
-        those rows."""
-        return cls({index: files.rows(precision) for index, files in pack.layers.items()}, **options)
 
     def _read_classes(self) -> tuple[list[HostClass], dict[int, SlotLayout]]:
         members: dict[int, dict[int, int]] = {}
@@ -141,25 +121,6 @@ class HostStore:
         yield self.failure_words.start, self.failure_words.bytes, self.failure_words.bytes
         for c in self.classes:
             yield c.arena, c.arena_slots * c.slot_bytes, c.slot_bytes
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """moet::HostStore*. Raises StoreError after close()."""
-        if not self._handle:
-            raise StoreError("host store: expected an open store, found a closed one")
-        return self._handle
-
-    def position(self, layer: int) -> int:
-        """Number by which native code knows a layer. Raises StoreError for one that has no rows here."""
-        try:
-            return self._position[layer]
-        except KeyError:
-            raise StoreError(
-                f"layer {layer}: expected one of the layers with experts: {list(self._position)}"
-            ) from None
-
-    def _call(self, name: str, *arguments) -> None:
-        native.call(getattr(lib(), f"moet_host_{name}"), self.handle, *arguments, error=StoreError)
 
     def layout(self, layer: int) -> SlotLayout:
         """Of the rows of a layer."""
@@ -191,58 +152,12 @@ class HostStore:
                 progress(min(done + FILL_ROWS, wanted.value), wanted.value)
         return total
 
-    def put(self, layer: int, expert: int, row: np.ndarray) -> None:
-        """Copies a row, uint8 [row_bytes], of a layer without a file into its slot. Different rows may be put by different
-        threads."""
-        position = self.position(layer)
-        expected = self.layers[layer].geometry.row_bytes
-        if row.dtype != np.uint8 or row.shape != (expected,) or not row.flags.c_contiguous:
-            raise StoreError(
-                f"layer {layer}, expert {expert}: expected a contiguous uint8 row of {expected} bytes, "
-                f"found {row.dtype} {row.shape}"
-            )
-        self._call("put", position, expert, row.ctypes.data)
-
     def row_address(self, layer: int, expert: int) -> int:
         """Of the row's arena slot, 0 if it has none. Good until a request takes the slot, so in a class that is not resident only
         while the device does not run."""
         address = _i64()
         self._call("row", self.position(layer), expert, ctypes.byref(address))
         return address.value
-
-    def heat(self) -> dict[int, np.ndarray]:
-        """uint32 [experts] of each layer: how often a row was requested, 16 a time, aged. What the device finds by itself is not
-        in it: see set_heat."""
-        flat = np.empty(sum(s.experts for s in self.layers.values()), np.uint32)
-        self._call("heat_get", flat.ctypes.data_as(ctypes.POINTER(_u32)))
-        ends = np.cumsum([s.experts for s in self.layers.values()])
-        return dict(zip(self.layers, np.split(flat, ends[:-1]), strict=True))
-
-    def set_heat(self, heat: Mapping[int, np.ndarray]) -> None:
-        """Replaces all heat, at any time. The server hears of requests only: told the device's heat now and then, it keeps in RAM
-        what the device uses. Raises StoreError unless there is one uint32 [experts] for each layer."""
-        for layer, source in self.layers.items():
-            if layer not in heat or heat[layer].shape != (source.experts,):
-                found = heat[layer].shape if layer in heat else "none"
-                raise StoreError(f"heat of layer {layer}: expected {source.experts} values, found {found}")
-        flat = np.concatenate([np.asarray(heat[layer], np.uint32) for layer in self.layers])
-        self._call("heat_set", flat.ctypes.data_as(ctypes.POINTER(_u32)))
-
-    def counters(self) -> Counters:
-        """hits, misses: requests whose row was in the arena after all, and those that needed a read."""
-        block = ctypes.create_string_buffer(BLOCK_BYTES)
-        self._call("counters", ctypes.cast(block, ctypes.POINTER(_u64)), BLOCK_BYTES // 8)
-        return Counters.from_bytes(block.raw)
-
-    def _text(self, name: str) -> str:
-        text = ctypes.create_string_buffer(1024)
-        self._call(name, text, len(text))
-        return text.value.decode(errors="replace")
-
-    @property
-    def warning(self) -> str:
-        """Why rows are read through the page cache although direct_io was asked for; empty if they are not."""
-        return self._text("warning")
 
     def failure_text(self) -> str:
         """Why the last request that failed did: file, layer, expert, errno or checksum; empty if none has."""
@@ -269,9 +184,3 @@ class HostStore:
                 for unregister in self._registered:
                     undo.callback(unregister)
                 self._registered = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -6,27 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
 
 import numpy as np
 
-from moet import native
-from moet.errors import StoreError
 from moet.layout import RowGeometry
-from moet.pack import Pack
-from moet.store.counters import BLOCK_BYTES, Counters
-from moet.store.native import CLayer, COptions, lib
+from moet.store.native import COptions, lib
+from moet.store.rows import NativeRows, Source
 
-_i32, _i64, _u32, _u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
-
-
-class Source(Protocol):
-    """Where the rows of a layer are; `moet.pack.Rows` and RowSource are two."""
-
-    path: Path | None
-    data_offset: int
-    experts: int
-    geometry: RowGeometry
+_i32, _i64 = ctypes.c_int32, ctypes.c_int64
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class SlotClass:
     resident: bool
 
 
-class Pager:
+class Pager(NativeRows):
     """Makes the rows of one rank readable, within a budget. One thread at a time may use it, except `put`,
     `counters` and the I/O behind it.
 
@@ -63,6 +50,8 @@ class Pager:
     Raises StoreError: a file is missing or cut, or the budget is below the minimum, which the message gives
     in bytes.
     """
+
+    KIND, NAME = "pager", "pager"
 
     def __init__(
         self,
@@ -80,13 +69,7 @@ class Pager:
         hysteresis: int | None = None,
         age_every: int | None = None,
     ) -> None:
-        self._handle = ctypes.c_void_p()
-        self.layers = dict(sorted(layers.items()))
-        self.rank, self.world = rank, world
-        self._position = {index: i for i, index in enumerate(self.layers)}
-        for source in self.layers.values():
-            source.geometry.slice(rank, world)  # says so if a rank would get no tile
-        rows = (CLayer * len(self.layers))(*[c_layer(index, source) for index, source in self.layers.items()])
+        self._describe(layers, rank, world)
         options = COptions(
             budget_bytes=budget_bytes,
             chunk_bytes=chunk_bytes,
@@ -100,51 +83,7 @@ class Pager:
             staging_slots=-1 if staging_slots is None else staging_slots,
             hysteresis=-1 if hysteresis is None else hysteresis,
         )
-        native.call(
-            lib().moet_pager_open,
-            rows,
-            len(rows),
-            ctypes.byref(options),
-            ctypes.byref(self._handle),
-            error=StoreError,
-        )
-
-    @classmethod
-    def from_pack(cls, pack: Pack, precision: str, **options) -> Self:
-        """Over the rows of a pack; precision: `base` or `native`. Options as of the class. Raises PackError
-        if the pack lacks those rows."""
-        return cls({index: files.rows(precision) for index, files in pack.layers.items()}, **options)
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """moet::Pager* for the kernels. Raises StoreError after close()."""
-        if not self._handle:
-            raise StoreError("pager: expected an open pager, found a closed one")
-        return self._handle
-
-    def position(self, layer: int) -> int:
-        """Number by which native code knows a layer. Raises StoreError for one that has no rows here."""
-        try:
-            return self._position[layer]
-        except KeyError:
-            raise StoreError(
-                f"layer {layer}: expected one of the layers with experts: {list(self._position)}"
-            ) from None
-
-    def _call(self, name: str, *arguments) -> None:
-        native.call(getattr(lib(), f"moet_pager_{name}"), self.handle, *arguments, error=StoreError)
-
-    def put(self, layer: int, expert: int, row: np.ndarray) -> None:
-        """Copies a row, uint8 [row_bytes], of a layer without a file into its slot, for good. Different rows
-        may be put by different threads."""
-        position = self.position(layer)
-        expected = self.layers[layer].geometry.row_bytes
-        if row.dtype != np.uint8 or row.shape != (expected,) or not row.flags.c_contiguous:
-            raise StoreError(
-                f"layer {layer}, expert {expert}: expected a contiguous uint8 row of {expected} bytes, "
-                f"found {row.dtype} {row.shape}"
-            )
-        self._call("put", position, expert, row.ctypes.data)
+        self._open(lib().moet_pager_open, options)
 
     def rows(
         self, layer: int, experts: Sequence[int], scan: bool = False
@@ -194,27 +133,6 @@ class Pager:
         self._call("preheat", (1 << 62) if limit is None else limit, wait, ctypes.byref(posted))
         return posted.value
 
-    def heat(self) -> dict[int, np.ndarray]:
-        """uint32 [experts] of each layer: how often a row was asked for, aged."""
-        flat = np.empty(sum(s.experts for s in self.layers.values()), np.uint32)
-        self._call("heat_get", flat.ctypes.data_as(ctypes.POINTER(_u32)))
-        ends = np.cumsum([s.experts for s in self.layers.values()])
-        return dict(zip(self.layers, np.split(flat, ends[:-1]), strict=True))
-
-    def set_heat(self, heat: Mapping[int, np.ndarray]) -> None:
-        """Replaces all heat. Raises StoreError unless there is one uint32 [experts] for each layer."""
-        for layer, source in self.layers.items():
-            if layer not in heat or heat[layer].shape != (source.experts,):
-                found = heat[layer].shape if layer in heat else "none"
-                raise StoreError(f"heat of layer {layer}: expected {source.experts} values, found {found}")
-        flat = np.concatenate([np.asarray(heat[layer], np.uint32) for layer in self.layers])
-        self._call("heat_set", flat.ctypes.data_as(ctypes.POINTER(_u32)))
-
-    def counters(self) -> Counters:
-        block = ctypes.create_string_buffer(BLOCK_BYTES)
-        self._call("counters", ctypes.cast(block, ctypes.POINTER(_u64)), BLOCK_BYTES // 8)
-        return Counters.from_bytes(block.raw)
-
     def classes(self) -> list[SlotClass]:
         values, count = (_i64 * (5 * (len(self.layers) or 1)))(), _i32()
         self._call("classes", values, len(self.layers), ctypes.byref(count))
@@ -223,30 +141,8 @@ class Pager:
             for i in range(count.value)
         ]
 
-    @property
-    def warning(self) -> str:
-        """Why rows are read through the page cache although direct_io was asked for; empty if they are
-        not."""
-        text = ctypes.create_string_buffer(1024)
-        self._call("warning", text, len(text))
-        return text.value.decode(errors="replace")
-
     def close(self) -> None:
         """Joins the I/O threads and unmaps the arena: views handed out are void. Twice is fine."""
         if self._handle:
             lib().moet_pager_close(self._handle)
             self._handle = ctypes.c_void_p()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-def c_layer(index: int, source: Source) -> CLayer:
-    """A layer as native code takes it."""
-    g, path = source.geometry, bytes(source.path) if source.path else None
-    return CLayer(
-        path, source.data_offset, source.experts, g.format_index, g.hidden, g.inter, g.biased, index
-    )
