@@ -31,15 +31,15 @@ def expert_row(geometry: RowGeometry, seed: int) -> np.ndarray:
 
 @dataclass
 class Layers:
-    """`rows[layer]` is uint8 [experts, row_bytes]; all layers have as many experts."""
+    """`rows[layer]` is uint8 [experts, row_bytes], random unless given; all layers have as many experts."""
 
     geometries: Mapping[int, RowGeometry]
     experts: int
     activation: Activation = field(default_factory=Activation)
-    rows: dict[int, np.ndarray] = field(init=False)
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rows = {
+        self.rows = self.rows or {
             layer: np.stack([expert_row(geometry, 1000 * layer + e) for e in range(self.experts)]) for layer, geometry in self.geometries.items()
         }
 
