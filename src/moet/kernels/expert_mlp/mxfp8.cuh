@@ -1,0 +1,59 @@
+// MXFP8 activations (OCP Microscaling Formats v1.0): E4M3 codes, and a UE8M0 scale for 32 columns, the smallest power of two at which none of them saturates.
+// A block that is not finite has the scale 255, NaN.
+#pragma once
+#include "mlp.cuh"
+#include "scaled_weights.cuh"
+
+// Rows of activations: codes [rows, stride], scales [rows, stride / 32]. Inside a block of 32 columns, codes stand in the order of the weights' fragments.
+struct Mxfp8 {
+  u8 *codes, *scales;
+  i64 stride;              // whole chunks of 128 columns
+};
+struct ScaledArgs {
+  MlpArgs mlp;
+  Mxfp8 x, act;            // by token, by position in Plan.pairs
+};
+
+DEVICE u32 magnitude_bits(float v) { return as_bits(v) & 0x7fffffffu; }
+DEVICE u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+// most: bits of the largest magnitude, which order as the values do, NaN above infinity. 1.75 * 2^8 is E4M3's largest number.
+DEVICE u32 mx_scale(u32 most) {
+  const u32 exponent = (most + 0x1fffffu) >> 23;
+  return most >= 0x7f800000u ? 255 : exponent > 8 ? exponent - 8 : 0;
+}
+// Eight lanes have a block: g = 0 .. 7 its columns 4g .. 4g + 3. most: of all of them.
+DEVICE void store_mxfp8(const Mxfp8& to, i64 row, i32 block, i32 g, const float (&v)[4], u32 most) {
+  const u32 scale = mx_scale(most);
+  const float inverse = as_float((254 - scale) << 23);   // 255: whatever
+  float c[4];
+#pragma unroll
+  for (i32 e = 0; e < 4; ++e) c[e] = multiply(v[e], inverse);
+  u8* codes = to.codes + row * to.stride + 32 * block + code_position(g);
+  constexpr i32 second = kBits == 8 ? 1 : 2;   // of the first pair; nibbles: even columns, then odd ones
+  *reinterpret_cast<u16*>(codes) = static_cast<u16>(pack_e4m3(c[0], c[second]));
+  *reinterpret_cast<u16*>(codes + kApart) = static_cast<u16>(pack_e4m3(c[second ^ 3], c[3]));
+  if (g == 0) to.scales[row * (to.stride / 32) + block] = static_cast<u8>(scale == 255 ? 255 : scale + kCodeShift);
+}
+
+// x of all rows, tokens or not. Columns past the hidden size are zeros.
+KERNEL(quantize_x, ScaledArgs, args, 256) {
+  const MlpArgs& m = args.mlp;
+  const i32 g = thread_id() % 8, blocks = static_cast<i32>(args.x.stride / 32);
+  const i64 total = static_cast<i64>(m.layer.tokens) * blocks, step = static_cast<i64>(block_count()) * thread_count() / 8;
+  for (i64 first = (static_cast<i64>(block_id()) * thread_count() + thread_id() / 32 * 32) / 8; first < total; first += step) {   // the same for a warp
+    const i64 item = first + thread_id() % 32 / 8;
+    const i64 row = item / blocks;
+    const i32 block = static_cast<i32>(item % blocks), column = 32 * block + 4 * g;
+    float v[4] = {};
+    if (item < total && column < m.hidden) {
+      const u32* p = reinterpret_cast<const u32*>(m.x + row * m.hidden + column);   // hidden is a multiple of 8
+      const u32 words[2] = {p[0], p[1]};
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) v[e] = as_float(e & 1 ? words[e >> 1] & 0xffff0000u : words[e >> 1] << 16);
+    }
+    u32 most = larger(larger(magnitude_bits(v[0]), magnitude_bits(v[1])), larger(magnitude_bits(v[2]), magnitude_bits(v[3])));
+#pragma unroll
+    for (i32 m = 1; m < 8; m *= 2) most = larger(most, shuffle_xor(most, m));
+    if (item < total) store_mxfp8(args.x, row, block, g, v, most);
+  }
+}

@@ -1,0 +1,158 @@
+// The two GEMMs of a prefill with MXFP8 activations and block-scaled tensor cores (sm_120a; elsewhere emulated, for tests). As in large.cuh a block takes 4 strips,
+// one a warp, and 64 pairs, and decodes weights once for the 64. Activations come as copies beside the products, 128 columns at a time in two buffers.
+#pragma once
+#include "mxfp8.cuh"
+
+constexpr i32 kScaledWarps = 4, kScaledTokens = 64, kScaledTiles = kScaledTokens / 8;
+constexpr i32 kStageBlocks = 4, kStagePitch = 32 * kStageBlocks + 32;   // bytes of a row: half a warp then reads 8 bytes at each of 16 different banks' pairs
+struct Stage {
+  Vec4 codes[kScaledTokens * kStagePitch / 16];
+  u32 scales[kScaledTokens];
+};
+struct Stages { Stage of[2]; };
+
+// Two threads a row. row: in `from`, negative: none, what is in the buffer does no harm, since a column of B reaches only its own column of D.
+DEVICE void copy_stage(Stage& to, const Mxfp8& from, i64 row, i32 stage) {
+  if (row < 0) return;
+  const i32 here = thread_id() / 2, odd = thread_id() % 2;
+  const u8* codes = from.codes + row * from.stride + 32 * kStageBlocks * stage;
+#pragma unroll
+  for (i32 i = 0; i < kStageBlocks; ++i) copy_async16(&to.codes[here * (kStagePitch / 16) + 2 * i + odd], codes + 16 * (2 * i + odd));
+  if (odd) copy_async4(&to.scales[here], from.scales + (row * from.stride / 32 + kStageBlocks * stage));
+}
+
+// sum[half][n][i][q]: rows 32 half + 4g + 2i + q / 2 of the warp's strip, pairs 8n + 2t + q % 2. `mine`: the warp has a strip. count: of pairs.
+DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i64 row, i32 count, Stages& stages, float (&sum)[2][kScaledTiles][2][4]) {
+  const i32 lane = thread_id() % 32, g = lane / 4, t = lane % 4, last = (strip.blocks + kStageBlocks - 1) / kStageBlocks;
+  copy_stage(stages.of[0], from, row, 0);
+  ScaledBlock next[2];
+  if (mine)
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) load_scaled(next[half], strip.at, half, g, t);
+  for (i32 s = 0; s < last; ++s) {
+    copies_landed();
+    sync_block();
+    if (s + 1 < last) copy_stage(stages.of[(s + 1) & 1], from, row, s + 1);
+    if (!mine) continue;
+    const Stage& stage = stages.of[s & 1];
+    const u8* codes = reinterpret_cast<const u8*>(stage.codes) + g * kStagePitch + 8 * t;
+    const u32 scales[2] = {stage.scales[8 * t + g], stage.scales[32 + 8 * t + g]};   // lane t has those of tiles t and 4 + t, for all four blocks
+#pragma unroll
+    for (i32 b = 0; b < kStageBlocks; ++b) {
+      const i32 k = kStageBlocks * s + b;
+      if (k >= strip.blocks) break;
+      u32 a[4][4], inner[2];   // fragment 2 * half + i
+      float after[2][4];
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) {
+#pragma unroll
+        for (i32 i = 0; i < 2; ++i) scaled_fragment(next[half], i, t, a[2 * half + i]);
+        inner[half] = inner_scales(next[half], t);
+        outer_scales(next[half], after[half]);
+        load_scaled(next[half], block_of(strip, k + 1), half, g, t);
+      }
+#pragma unroll
+      for (i32 n = 0; n < kScaledTiles; ++n) {
+        if (n == kScaledTiles / 2 && count <= 8 * n) break;
+        const Vec2 pair = *reinterpret_cast<const Vec2*>(codes + 8 * n * kStagePitch + 32 * b);
+        const u32 column[2] = {pair.x, pair.y};
+#pragma unroll
+        for (i32 f = 0; f < 4; ++f) {
+          float part[4] = {};
+          float (&to)[4] = sum[f >> 1][n][f & 1];
+          mma_block_scaled(kScaleInside ? to : part, a[f], column, inner[f >> 1], kScaleInside ? 2 * (f & 1) : 0, scales[n >> 2], b, n & 3);
+          if (!kScaleInside) {
+#pragma unroll
+            for (i32 q = 0; q < 4; ++q) to[q] = fused_multiply_add(part[q], after[f >> 1][2 * (f & 1) + (q >> 1)], to[q]);
+          }
+        }
+      }
+    }
+  }
+}
+
+KERNEL(gate_up_scaled, ScaledArgs, scaled, 128) {
+  SHARED(Stages, stages);
+  const MlpArgs& args = scaled.mlp;
+  Plan& plan = *args.layer.plan;
+  if (args.wave >= plan.waves) return;
+  fetch_first(args);
+  u64 waited = 0;
+  const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4;
+  Work work = start(plan, args.wave);
+  while (draw(plan, &plan.item[0][args.wave], kScaledTokens, (args.tiles + kScaledWarps - 1) / kScaledWarps, work)) {
+    if (!readable(args, work.step, waited)) continue;
+    const Step& step = plan.steps[work.step];
+    const i32 position = step.pair_begin + work.token_tile * kScaledTokens, count = step.pair_begin + step.pair_count - position;
+    const i32 pair = thread_id() / 2, number = work.strip * kScaledWarps + warp;
+    const u8* row = row_of(args, step);
+    const bool mine = number < args.tiles;
+    const Strip strip = w13_strip(args, row, mine ? number : 0);
+    float sum[2][kScaledTiles][2][4] = {};
+    multiply_scaled(strip, mine, scaled.x, pair < count ? plan.pairs[position + pair] / args.layer.top_k : -1, count, stages, sum);
+    if (!mine) continue;
+    // A tile's 32 values of a pair are a block of its activations; lanes g have four each.
+#pragma unroll
+    for (i32 n = 0; n < kScaledTiles; ++n) {
+      if (8 * n >= count) break;
+#pragma unroll
+      for (i32 q = 0; q < 2; ++q) {
+        float v[4];
+        u32 most = 0;
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) {
+          const i32 value = 4 * g + e;
+          const float gate = fused_multiply_add(sum[0][n][e >> 1][2 * (e & 1) + q], multiplier(args, row, 0), tile_bias(args, strip, 0, value));
+          const float up = fused_multiply_add(sum[1][n][e >> 1][2 * (e & 1) + q], multiplier(args, row, 1), tile_bias(args, strip, 1, value));
+          v[e] = 32 * (args.tile_begin + number) + value < args.inter ? activate(args, gate, up) : 0.0f;
+          most = larger(most, magnitude_bits(v[e]));
+        }
+#pragma unroll
+        for (i32 lanes = 4; lanes < 32; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
+        const i32 here = 8 * n + 2 * t + q;
+        if (here < count) store_mxfp8(scaled.act, position + here, number, g, v, most);
+      }
+    }
+  }
+  if (args.fetchers) count_stall(args.layer, args.wave, waited);
+}
+
+KERNEL(down_scaled, ScaledArgs, scaled, 128) {
+  SHARED(Stages, stages);
+  const MlpArgs& args = scaled.mlp;
+  Plan& plan = *args.layer.plan;
+  if (args.wave >= plan.waves) return;
+  const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4, strips = hidden_padded(args) / 64;
+  Work work = start(plan, args.wave);
+  while (draw(plan, &plan.item[1][args.wave], kScaledTokens, (strips + kScaledWarps - 1) / kScaledWarps, work)) {
+    const bool lost = row_failed(plan, work.step);
+    const Step& step = plan.steps[work.step];
+    const i32 position = step.pair_begin + work.token_tile * kScaledTokens, count = step.pair_begin + step.pair_count - position;
+    const i32 pair = thread_id() / 2, number = work.strip * kScaledWarps + warp;
+    const u8* row = row_of(args, step);
+    const bool mine = number < strips;
+    float sum[2][kScaledTiles][2][4] = {};
+    if (!lost) multiply_scaled(w2_strip(args, row, mine ? number : 0), mine, scaled.act, pair < count ? position + pair : -1, count, stages, sum);
+    if (!mine) continue;
+#pragma unroll
+    for (i32 n = 0; n < kScaledTiles; ++n)
+#pragma unroll
+      for (i32 q = 0; q < 2; ++q) {
+        const i32 here = 8 * n + 2 * t + q;
+        if (here >= count) continue;
+        u16* to = args.y + static_cast<i64>(plan.pairs[position + here]) * args.hidden;
+#pragma unroll
+        for (i32 half = 0; half < 2; ++half)
+#pragma unroll
+          for (i32 i = 0; i < 2; ++i) {
+            const i32 column = 64 * number + 32 * half + 4 * g + 2 * i;   // hidden is even
+            if (column >= args.hidden) continue;
+            float v[2];
+#pragma unroll
+            for (i32 r = 0; r < 2; ++r)
+              v[r] = lost ? 0.0f : fused_multiply_add(sum[half][n][i][2 * r + q], multiplier(args, row, 2), down_bias(args, row, column + r));
+            *reinterpret_cast<u32*>(to + column) = pack_bf16(v[0], v[1]);
+          }
+      }
+  }
+}
