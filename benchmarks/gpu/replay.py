@@ -14,8 +14,9 @@ from link import arena
 from residency import Residency
 from stack import SLEEP_CYCLES, Inputs, Stack
 
-from moet.kernels.paging.state import RESOLVE_THREADS, LayerArgs, LookupArgs
-from moet.moe.device import DeviceRuntime
+from moet.kernels.expert_mlp.cuda import MlpArgs
+from moet.kernels.paging.state import RESOLVE_THREADS, LookupArgs
+from moet.moe.device import DeviceRuntime, LayerState
 
 
 class LookupRuntime(DeviceRuntime):
@@ -26,9 +27,10 @@ class LookupRuntime(DeviceRuntime):
         self.missing = torch.zeros(1 + rows, dtype=torch.int32, device=self.device)   # count, then rows
         self.tables.set_lookup_only(True)
 
-    def resolve(self, args: LayerArgs, stream: int) -> None:
-        lookup = LookupArgs(layer=args, list=self.missing.data_ptr(), capacity=len(self.missing) - 1)
+    def begin(self, here: LayerState, args: MlpArgs, size: str, stream: int) -> None:
+        lookup = LookupArgs(layer=args.layer, list=self.missing.data_ptr(), capacity=len(self.missing) - 1)
         self.pager.launch("resolve_lookup", 1, RESOLVE_THREADS, lookup, stream=stream)
+        here.kernels.quantize(args, size, stream)
 
 
 @dataclass

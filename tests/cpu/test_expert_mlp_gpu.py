@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from moet.kernels.expert_mlp import reference
-from moet.kernels.expert_mlp.cuda import COMBINE_THREADS, LARGE_THREADS, SMALL_THREADS, SOURCES, MlpArgs, act_stride, mlp_args
+from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
+from moet.kernels.expert_mlp.launches import ExpertKernels
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import FORMATS, RowGeometry, pack_row
 from moet.models import Activation
+from moet.moe.device import PAGER_SOURCES
 from tests.cpu.emulator.build import EmulatedModule
 from tests.cpu.layout_cases import random_expert
 
@@ -34,7 +36,7 @@ def row_of(geometry: RowGeometry, seed: int) -> np.ndarray:
 class Bench:
     """One layer with all rows in slots, in a permuted order, and scratch that is NaN."""
 
-    def __init__(self, geometry: RowGeometry, activation: Activation, experts: int, seed: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, geometry: RowGeometry, activation: Activation, experts: int, seed: int, rank: int = 0, world: int = 1, arch: int = 90) -> None:
         rng = np.random.default_rng(seed)
         self.geometry, self.activation, self.experts, self.rank, self.world = geometry, activation, experts, rank, world
         self.rows = [row_of(geometry, 100 * seed + e) for e in range(experts)]
@@ -49,12 +51,13 @@ class Bench:
         self.args = mlp_args(geometry, part, tuple(int(s) for s in starts), activation, rank)
         self.cls = SlotClass(rows=experts, slots=experts, slot_bytes=size, pool=self.pool.ctypes.data)
         self.control = Control(armed=1)
-        self.module = EmulatedModule(SOURCES, {"FORMAT": geometry.format_index})
+        self.module, self.pager = EmulatedModule(SOURCES, {"FORMAT": geometry.format_index, "MOET_ARCH": arch}), EmulatedModule(PAGER_SOURCES)
+        self.arch = arch
 
     def plan(self, ids: np.ndarray) -> Plan:
         flat = ids.ravel()
         self.pairs = np.concatenate([np.flatnonzero(flat == e) for e in range(self.experts)]).astype(np.int32)
-        plan, at = Plan(pairs=self.pairs.ctypes.data, waves=1), 0
+        plan, at = Plan(pairs=self.pairs.ctypes.data, waves=int((flat >= 0).any())), 0
         for e in np.unique(flat[flat >= 0]):
             count = int((flat == e).sum())
             step = plan.steps[plan.count]
@@ -66,7 +69,7 @@ class Bench:
             plan.wave_begin[w] = plan.count
         return plan
 
-    def run(self, x: np.ndarray, weights: np.ndarray, ids: np.ndarray, size: str, blocks: int = 3, kv_slots: np.ndarray | None = None) -> np.ndarray:
+    def run(self, x: np.ndarray, weights: np.ndarray, ids: np.ndarray, size: str, blocks: int = 3, kv_slots: np.ndarray | None = None, combines: bool = True) -> np.ndarray:
         """uint16 (bf16) [tokens, hidden]; x is uint16."""
         tokens, top_k = ids.shape
         plan = self.plan(ids if kv_slots is None else np.where(kv_slots[:, None] < 0, -1, ids))
@@ -79,10 +82,18 @@ class Bench:
             kv_slots=0 if kv_slots is None else kv_slots.ctypes.data, tokens=tokens, top_k=top_k, experts=self.experts,
         )  # fmt: skip
         args.x, args.act, args.y, args.weights, args.out = (a.ctypes.data for a in (x, act, y, weights, out))
-        threads = SMALL_THREADS if size == "small" else LARGE_THREADS
-        self.module.launch(f"gate_up_{size}", blocks, threads, args)
-        self.module.launch(f"down_{size}", blocks, threads, args)
-        self.module.launch("combine", tokens * -(-(self.geometry.hidden // 8) // COMBINE_THREADS), COMBINE_THREADS, args)
+        x_codes = np.full((tokens, 2 * padded(self.geometry.hidden)), 0xFF, np.uint8)
+        x_blocks = np.full((tokens, padded(self.geometry.hidden) // 32 * PLANE_BLOCK_BYTES), 0xFF, np.uint8)
+        act_blocks = np.full((tokens * top_k, act_stride(args.tiles) // 32 * PLANE_BLOCK_BYTES), 0xFF, np.uint8)
+        x_broken, act_broken = np.full(tokens, 0xFFFFFFFF, np.uint32), np.full(tokens * top_k, 0xFFFFFFFF, np.uint32)
+        args.x_planes = Planes(x_codes.ctypes.data, x_blocks.ctypes.data, x_broken.ctypes.data)
+        args.act_planes = Planes(act.ctypes.data, act_blocks.ctypes.data, act_broken.ctypes.data)
+        kernels = ExpertKernels(self.geometry.format, self.module, self.pager, self.arch, blocks)
+        kernels.quantize(args, size, 0)
+        args.combines = combines and size != "large"
+        kernels.gemms(args, size, 1, 0)
+        if not args.combines:
+            kernels.combine(args, 0)
         return out
 
     def check(self, x: np.ndarray, weights: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
@@ -108,7 +119,7 @@ def routing(rng: np.random.Generator, tokens: int, top_k: int, experts: int) -> 
     return rng.uniform(0.1, 1, (tokens, top_k)).astype(np.float32), ids
 
 
-CASES = [(f, size) for f in FORMATS for size in ("small", "large")]
+CASES = [(f, size) for f in FORMATS for size in ("small", "medium", "large")]
 
 
 @pytest.mark.parametrize(("format", "size"), CASES)
@@ -121,7 +132,25 @@ def test_formats(format, size):
     bench.check(x, weights, ids, bench.run(x, weights, ids, size))
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("size", ["small", "medium"])
+def test_tcq2_without_a_table(size):
+    """GPUs with 100 KiB of shared memory decode with byte permutes; the bits are the same."""
+    rng = np.random.default_rng(14)
+    x, (weights, ids) = to_bf16(rng.standard_normal((9, 160))), routing(rng, 9, 2, 4)
+    found = [Bench(RowGeometry("tcq2", 160, 96, False), Activation(), 4, 15, arch=arch).run(x, weights, ids, size) for arch in (90, 120)]
+    assert (found[0] == found[1]).all()
+
+
+def test_small_and_medium_have_the_same_bits():
+    rng = np.random.default_rng(16)
+    for format in FORMATS:
+        bench = Bench(RowGeometry(format, 192, 96, False), Activation(), 3, 17)
+        x, (weights, ids) = to_bf16(rng.standard_normal((21, 192))), routing(rng, 21, 2, 3)
+        found = [bench.run(x, weights, ids, size, combines=combines) for size in ("small", "medium") for combines in (True, False)]
+        assert all((f == found[0]).all() for f in found[1:]), format
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
 @pytest.mark.parametrize("activation", [Activation(limit=1.5), Activation("swiglu_oai", 7.0)])
 def test_activations_biases_and_odd_sizes(size, activation):
     rng = np.random.default_rng(3)
@@ -148,12 +177,12 @@ def test_one_expert_for_all_and_many_tokens():
     x = to_bf16(rng.standard_normal((150, 64)))
     weights = rng.uniform(0.1, 1, (150, 1)).astype(np.float32)
     ids = np.full((150, 1), 2, np.int32)
-    outs = [bench.run(x, weights, ids, size) for size in ("small", "large")]
+    outs = [bench.run(x, weights, ids, size) for size in ("small", "medium", "large")]
     for out in outs:
         bench.check(x, weights, ids, out)
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
 def test_a_row_does_not_depend_on_its_batch(size):
     rng = np.random.default_rng(10)
     bench = Bench(RowGeometry("tcq2", 128, 64, False), Activation(), 4, 11)

@@ -13,6 +13,7 @@ CONSTANTS = {
     "kMaxExperts": state.MAX_EXPERTS,
     "kMaxWaves": state.MAX_WAVES,
     "kMaxStaging": state.MAX_STAGING,
+    "kMaxStrips": state.MAX_STRIPS,
     "kWorking": state.WORKING,
     "kFailedRow": state.FAILED_ROW,
     "kMailboxSize": state.MAILBOX_SIZE,

@@ -10,25 +10,29 @@ import numpy as np
 import torch
 
 from moet.errors import ConfigError
-from moet.kernels.expert_mlp.cuda import COMBINE_THREADS, LARGE_STRIPS, LARGE_THREADS, SMALL_THREADS, SOURCES, MlpArgs, act_stride, mlp_args
-from moet.kernels.gpu.module import CudaModule, Module, has_watchdog
-from moet.kernels.paging.state import COUNTERS, MAX_EXPERTS, MAX_PAIRS, RESOLVE_THREADS, LayerArgs
+from moet.kernels.expert_mlp.cuda import SOURCES, MlpArgs, act_stride, mlp_args
+from moet.kernels.expert_mlp.launches import COMBINED_TOKENS, ExpertKernels, largest_small, size_of
+from moet.kernels.gpu.module import CudaModule, Module, capability, has_watchdog
+from moet.kernels.paging.state import COUNTERS, MAX_EXPERTS, MAX_PAIRS, LayerArgs
 from moet.models import Activation
 from moet.moe.scan import Scan
+from moet.moe.scratch import Scratch
 from moet.moe.slots import ClassNeeds, ClassSlots, minimum_bytes, split
 from moet.moe.tables import Tables
 from moet.store import HostStore
 
-PAGER_SOURCES = ("paging/resolve.cuh", "paging/scan.cuh")
-SMALL_BLOCKS, LARGE_BLOCKS = 2, 2   # of a multiprocessor: 128 registers x 256 threads, 255 x 128
+PAGER_SOURCES = ("paging/resolve.cuh", "paging/scan.cuh", "expert_mlp/begin.cuh")
 WATCHED_LIMIT_S = 1.0
 """Displays' watchdogs end a kernel after 2 s (Windows) or 5 s; a row that takes longer than this from disk is lost there, and not the process."""
-SPARED = 4   # multiprocessors that a large GEMM leaves to the copies beside it
 
 
 def allowed_wait(limit_s: float, watchdog: bool) -> float:
     """Seconds that a kernel may wait for a row."""
     return min(limit_s, WATCHED_LIMIT_S) if watchdog else limit_s
+
+
+EMULATED_CAPABILITY = 9, 0
+"""Whose paths kernels take where the device is a CPU."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,7 @@ class LayerState:
     cls: int
     first_row: int
     mlp: MlpArgs
-    module: Module
-    strips: int   # of down
+    kernels: ExpertKernels
 
 
 class DeviceRuntime:
@@ -102,25 +105,27 @@ class DeviceRuntime:
         self.store, self.device, self.top_k = store, torch.device(device), top_k
         self.max_tokens, self.decode_tokens, self.ring_rows, self.fetch_blocks = max_tokens, decode_tokens, ring_rows, fetch_blocks
         self._multiprocessors = 4 if self.device.type == "cpu" else torch.cuda.get_device_properties(self.device).multi_processor_count
-        formats = {source.geometry.format_index for source in store.layers.values()}
         number = self.device.index or 0
-        self._modules = dict(modules or {})
-        for f in formats - set(self._modules):
-            self._modules[f] = CudaModule(SOURCES, {"FORMAT": f}, number)
-        if -1 not in self._modules:
-            self._modules[-1] = CudaModule(PAGER_SOURCES, {}, number)
-        self.pager = self._modules[-1]
+        modules = dict(modules or {})
+        formats = {source.geometry.format: source.geometry.format_index for source in store.layers.values()}
+        for f in set(formats.values()) - set(modules):
+            modules[f] = CudaModule(SOURCES, {"FORMAT": f}, number)
+        if -1 not in modules:
+            modules[-1] = CudaModule(PAGER_SOURCES, {}, number)
+        self.pager = modules[-1]
+        major, minor = capability(number) if self.device.type == "cuda" else EMULATED_CAPABILITY
+        self._kernels = {name: ExpertKernels(name, modules[f], self.pager, 10 * major + minor, self._multiprocessors) for name, f in formats.items()}
         self._layers = self._describe(activation, drafters)
         self.needs = [
             ClassNeeds(c.slot_bytes, c.rows, most, min(decode_tokens * top_k, most), len(c.layers) * top_k)
             for c in store.classes
             for most in [max(store.layers[layer].experts for layer in c.layers)]
         ]
-        hidden = max(layer.mlp.hidden for layer in self._layers.values())
-        stride = max(layer.mlp.act_stride for layer in self._layers.values())
         pairs = max_tokens * top_k
-        self._act = torch.empty(pairs, stride, dtype=torch.bfloat16, device=self.device)
-        self._y = torch.empty(pairs, hidden, dtype=torch.bfloat16, device=self.device)
+        few = min(max_tokens, max(decode_tokens, *(largest_small(layer.experts, top_k) for layer in self._layers.values())))
+        self._scratch = Scratch(
+            max_tokens, few, top_k, max(layer.mlp.hidden for layer in self._layers.values()), max(layer.mlp.act_stride for layer in self._layers.values()), self.device
+        )
         self.limit_s = allowed_wait(limit_s, self.device.type == "cuda" and has_watchdog(number))
         self.tables = Tables(store, self.device, pairs, self.limit_s)
         self._scan = Scan(self)
@@ -137,7 +142,7 @@ class DeviceRuntime:
                 part = source.geometry.slice(self.store.rank, self.store.world)
                 mlp = mlp_args(source.geometry, part, layout.segments, activation, self.store.rank)
                 out[index] = LayerState(
-                    index, index in drafters or index == min(self.store.layers), source.experts, number, row, mlp, self._modules[source.geometry.format_index], source.geometry.hidden_padded // 64
+                    index, index in drafters or index == min(self.store.layers), source.experts, number, row, mlp, self._kernels[source.geometry.format]
                 )
         return dict(sorted(out.items()))
 
@@ -259,14 +264,13 @@ class DeviceRuntime:
         kv = kv_slots.data_ptr() if kv_slots is not None else 0
         args.layer = self.layer_args(here, topk_ids.data_ptr(), kv, tokens, self.tables.plan(0))
         args.x, args.weights, args.out = x.data_ptr(), topk_weights.data_ptr(), out.data_ptr()
-        args.act, args.y = self._act.data_ptr(), self._y.data_ptr()
-        stream = self._stream()
+        self._scratch.give(args)
         if scan:
             self._scan.forward(here, args)
         else:
-            self._decode(here, args, stream)
-        per_row = -(-(here.mlp.hidden // 8) // COMBINE_THREADS)
-        here.module.launch("combine", tokens * per_row, COMBINE_THREADS, args, stream=stream)
+            self._decode(here, args)
+        if not args.combines:
+            here.kernels.combine(args, self._stream())
         return out
 
     def _check(self, here: LayerState, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, kv_slots: torch.Tensor | None, scan: bool) -> None:
@@ -304,25 +308,14 @@ class DeviceRuntime:
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
-    def resolve(self, args: LayerArgs, stream: int) -> None:
+    def begin(self, here: LayerState, args: MlpArgs, size: str, stream: int) -> None:
         """Queues the launch that decides which slot each row has; a baseline may decide otherwise."""
-        self.pager.launch("resolve", 1, RESOLVE_THREADS, args, stream=stream)
+        here.kernels.begin(args, size, stream)
 
-    def _decode(self, here: LayerState, args: MlpArgs, stream: int) -> None:
+    def _decode(self, here: LayerState, args: MlpArgs) -> None:
         self._scan.forget()
-        self.resolve(args.layer, stream)
-        args.fetchers = self.fetch_blocks
-        for wave in range(self._smallest[here.cls].waves(min(args.layer.tokens * self.top_k, here.experts))):
-            args.wave = wave
-            self.gemms(here, args, "small", stream)
-
-    def gemms(self, here: LayerState, args: MlpArgs, size: str, stream: int) -> None:
-        """Queues both GEMMs of the wave that args names. size: "small", a tile of 8 pairs, or "large", of 64."""
-        pairs = args.layer.tokens * self.top_k
-        if size == "small":
-            threads, most, strips = SMALL_THREADS, SMALL_BLOCKS * self._multiprocessors, (here.mlp.tiles, here.strips)
-        else:
-            threads, most = LARGE_THREADS, LARGE_BLOCKS * max(1, self._multiprocessors - SPARED)
-            strips = (-(-here.mlp.tiles // LARGE_STRIPS), -(-here.strips // LARGE_STRIPS))
-        here.module.launch(f"gate_up_{size}", min(most, pairs * strips[0] + args.fetchers), threads, args, stream=stream)
-        here.module.launch(f"down_{size}", min(most, pairs * strips[1]), threads, args, stream=stream)
+        pairs, stream = args.layer.tokens * self.top_k, self._stream()
+        size = size_of(pairs, here.experts, scan=False)
+        self.begin(here, args, size, stream)
+        args.fetchers, args.combines = self.fetch_blocks, args.layer.tokens <= COMBINED_TOKENS
+        here.kernels.gemms(args, size, self._smallest[here.cls].waves(min(pairs, here.experts)), stream)

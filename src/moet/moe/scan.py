@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from moet.kernels.expert_mlp.cuda import MlpArgs
+from moet.kernels.expert_mlp.launches import size_of
 from moet.kernels.paging.state import RESOLVE_THREADS, Absent, ScanArgs
 
 if TYPE_CHECKING:
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 FETCH_THREADS = 512
 AHEAD = 2
 """Pairs an expert from which on a layer's absent rows stream before its routing is known: e^-2, 14 %, of them would not have been needed if routing were uniform."""
-LARGE = 8
-"""Pairs an expert from which on the GEMMs for many tokens are the faster ones: a tile of 8 is full then."""
-
 
 class Streams:
     """Two streams and the marks between them: `fetched` and `freed` of each half of the ring, and of the list that a scan works from."""
@@ -84,12 +82,12 @@ class Scan:
         if not begun:
             self.forget()
             self._turn ^= 1
-        size = "large" if pairs >= LARGE * here.experts else "small"
+        size = size_of(pairs, here.experts, scan=True)
         args.layer.plan = rt.tables.plan(1 + self._turn)
         if not slots.ring:   # every row has a slot: nothing can be pushed out
-            rt.resolve(args.layer, streams.handle(on_side=False))
+            rt.begin(here, args, size, streams.handle(on_side=False))
             args.fetchers = rt.fetch_blocks
-            rt.gemms(here, args, size, streams.handle(on_side=False))
+            here.kernels.gemms(args, size, 1, streams.handle(on_side=False))
             return
         waves = -(-min(here.experts, here.experts if ahead else pairs) // slots.ring)
         scan = self._args(args, ahead)
@@ -102,6 +100,7 @@ class Scan:
             rt.pager.launch("absent_rows", 1, RESOLVE_THREADS, scan, stream=streams.handle(on_side=False))
         rt.pager.launch("resolve_scan", 1, RESOLVE_THREADS, scan, stream=streams.handle(on_side=False))
         streams.mark("resolved", on_side=False)
+        here.kernels.quantize(args, size, streams.handle(on_side=False))
         if not ahead:
             streams.wait("resolved", on_side=True)
             for wave in range(min(2, waves)):
@@ -109,7 +108,7 @@ class Scan:
         for wave in range(waves):
             streams.wait(f"fetched {wave % 2}", on_side=False)
             args.wave = wave
-            rt.gemms(here, args, size, streams.handle(on_side=False))
+            here.kernels.gemms(args, size, 1, streams.handle(on_side=False))
             streams.mark(f"freed {wave % 2}", on_side=False)
             if wave + 2 < waves:
                 self._fetch(scan, wave + 2)

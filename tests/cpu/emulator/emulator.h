@@ -10,6 +10,7 @@
 
 using u8 = unsigned char;
 using u16 = unsigned short;
+using i16 = short;
 using i32 = int;
 using u32 = unsigned int;
 using i64 = long long;
@@ -26,6 +27,7 @@ using u64 = unsigned long long;
   }                                                                                                                                    \
   static void name##_body(const Args& args)
 #define DEVICE [[maybe_unused]] static inline
+#define DEVICE_MEMBER inline
 #define SHARED(T, name)                    \
   static const char name##_shared_key = 0; \
   T& name = *static_cast<T*>(emulator::machine.shared(&name##_shared_key, sizeof(T), alignof(T)))
@@ -37,6 +39,13 @@ DEVICE i32 block_id() { return emulator::machine.current->warp->block->id; }
 DEVICE i32 block_count() { return emulator::machine.blocks; }
 
 struct __attribute__((may_alias, aligned(16))) Vec4 { u32 x, y, z, w; };
+struct __attribute__((may_alias, aligned(8))) Vec2 { u32 x, y; };
+
+DEVICE u32 load_shared(u32 offset) {
+  u32 v;
+  std::memcpy(&v, emulator::machine.dynamic() + offset, sizeof v);
+  return v;
+}
 
 // --- memory order
 template <typename T> DEVICE T emulated_acquire(const T* p) {
@@ -60,6 +69,7 @@ DEVICE u32 atomic_add_gpu(u32* p, u32 v) {
   emulator::machine.perhaps_yield();
   return before;
 }
+DEVICE u32 draw_gpu(u32* p) { return atomic_add_gpu(p, 1); }
 DEVICE void count_gpu(u64* p, u64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 DEVICE void maximum_gpu(u64* p, u64 v) { *p = *p < v ? v : *p; }
 DEVICE u32 atomic_add_shared(u32* p, u32 v) {
@@ -76,6 +86,15 @@ DEVICE Vec4 load_coherent(const void* p) {
   return {__atomic_load_n(word, __ATOMIC_RELAXED), __atomic_load_n(word + 1, __ATOMIC_RELAXED), __atomic_load_n(word + 2, __ATOMIC_RELAXED),
           __atomic_load_n(word + 3, __ATOMIC_RELAXED)};
 }
+template <typename T> DEVICE T emulated_load(const u8* p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+DEVICE Vec4 load_once(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }
+DEVICE Vec4 load_vector(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }
+DEVICE Vec2 load_double(const u8* base, u32 offset) { return emulated_load<Vec2>(base + offset); }
+DEVICE u32 load_single(const u8* base, u32 offset) { return emulated_load<u32>(base + offset); }
 DEVICE void store16(void* p, Vec4 v) { *static_cast<Vec4*>(p) = v; }
 
 // --- time
@@ -84,6 +103,7 @@ DEVICE void pause(u32) { emulator::machine.yield(); }
 
 // --- warp and block
 DEVICE void sync_block() { emulator::machine.block_barrier(); }
+DEVICE void sync_group(i32 id, i32 threads) { emulator::machine.group_barrier(id, threads); }
 DEVICE void sync_warp() {
   emulator::machine.meet(emulator::Meeting::kSync, [](auto&, u32, i32) {}, [](auto&, u32) {});
 }
@@ -113,7 +133,9 @@ template <typename T> DEVICE T shuffle_up(T v, i32 by) {
   const i32 lane = thread_id() & 31;
   return emulated_shuffle(v, lane >= by ? lane - by : lane);
 }
+DEVICE i32 uniform(i32 v) { return v; }
 DEVICE i32 popcount(u32 v) { return __builtin_popcount(v); }
+DEVICE i32 lowest_bit(u32 v) { return __builtin_ffs(static_cast<int>(v)) - 1; }
 
 // --- bits and numbers
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
@@ -127,6 +149,8 @@ DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
   }
   return v;
 }
+DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { return a * b + c; }
+DEVICE float to_float(i32 v) { return static_cast<float>(v); }
 DEVICE float as_float(u32 v) {
   float f;
   std::memcpy(&f, &v, sizeof f);
@@ -157,6 +181,21 @@ DEVICE u32 emulated_bf16_product(float a, float b) {
 DEVICE u32 multiply_bf16x2(u32 a, u32 b) {
   return emulated_bf16_product(as_float(a & 0xffff0000u), as_float(b & 0xffff0000u)) << 16 | emulated_bf16_product(as_float(a << 16), as_float(b << 16));
 }
+DEVICE u32 emulated_bf16_fma(u32 a, u32 b, u32 c) {   // the product has 16 bits; what the sum in double precision loses only matters as "more than" or "less than"
+  const double product = static_cast<double>(as_float(a << 16)) * static_cast<double>(as_float(b << 16)), addend = static_cast<double>(as_float(c << 16));
+  const double sum = product + addend, other = sum - product, lost = (product - (sum - other)) + (addend - other);
+  float odd = static_cast<float>(sum);
+  const double rest = (sum - static_cast<double>(odd)) + lost;
+  if (rest != 0 && !std::isnan(odd) && !std::isinf(odd)) {
+    u32 bits = as_bits(odd);
+    if ((rest < 0) == (odd > 0)) --bits;
+    odd = as_float(bits | 1);
+  }
+  return emulated_bf16(odd);
+}
+DEVICE u32 multiply_add_bf16x2(u32 a, u32 b, u32 c) { return emulated_bf16_fma(a >> 16, b >> 16, c >> 16) << 16 | emulated_bf16_fma(a & 0xffff, b & 0xffff, c & 0xffff); }
+DEVICE u32 maximum_u16x2(u32 a, u32 b) { return ((a >> 16) > (b >> 16) ? a & 0xffff0000u : b & 0xffff0000u) | ((a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff); }
+DEVICE i32 round_to_int(float v) { return v >= 2147483648.0f ? 0x7fffffff : v <= -2147483648.0f ? -0x7fffffff - 1 : static_cast<i32>(std::nearbyintf(v)); }
 DEVICE float fused_multiply_add(float a, float b, float c) { return std::fmaf(a, b, c); }
 DEVICE float multiply(float a, float b) { return a * b; }
 DEVICE float add(float a, float b) { return a + b; }
@@ -196,3 +235,31 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   emulator::machine.meet(
       emulator::Meeting::kMma, [&](auto& w, u32, i32 lane) { w.a[lane] = a, w.b[lane] = b, w.d[lane] = d; }, [](auto& w, u32) { emulated_mma(w); });
 }
+
+// m16n8k32 on int8, as the PTX ISA lays it out: a0 (row g, k 4t .. 4t+3), a1 (row g+8), a2 (row g, k 16+4t ..), a3 (row g+8); b0 (k 4t .., column g), b1 (k 16+4t ..);
+// c, d as above.
+struct Fragment { u32 of[4]; };
+DEVICE void emulated_mma_s8(emulator::Warp& w) {
+  i32 a[16][32], b[32][8], d[16][8];
+  for (i32 lane = 0; lane < 32; ++lane) {
+    const i32 g = lane / 4, t = lane % 4;
+    for (i32 i = 0; i < 4; ++i)
+      for (i32 j = 0; j < 4; ++j) a[g + 8 * (i & 1)][16 * (i >> 1) + 4 * t + j] = static_cast<signed char>(w.a[lane][i] >> (8 * j));
+    for (i32 i = 0; i < 2; ++i)
+      for (i32 j = 0; j < 4; ++j) b[16 * i + 4 * t + j][g] = static_cast<signed char>(w.b[lane][i] >> (8 * j));
+    for (i32 i = 0; i < 4; ++i) d[g + 8 * (i >> 1)][2 * t + (i & 1)] = w.c32[lane][i];
+  }
+  for (i32 row = 0; row < 16; ++row)
+    for (i32 k = 0; k < 32; ++k)
+      for (i32 n = 0; n < 8; ++n) d[row][n] += a[row][k] * b[k][n];
+  for (i32 lane = 0; lane < 32; ++lane)
+    for (i32 i = 0; i < 4; ++i) w.d32[lane][i] = d[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)];
+}
+DEVICE void mma_s8(i32 (&d)[4], const Fragment& a, const u32 (&b)[2], const i32 (&c)[4]) {
+  emulator::machine.meet(
+      emulator::Meeting::kMmaInteger, [&](auto& w, u32, i32 lane) { w.a[lane] = a.of, w.b[lane] = b, w.c32[lane] = c, w.d32[lane] = d; },
+      [](auto& w, u32) { emulated_mma_s8(w); });
+}
+
+#include "block_scaled.h"
+#include "hopper.h"

@@ -2,11 +2,8 @@
 #pragma once
 #include "mlp.cuh"
 
-KERNEL(combine, MlpArgs, args, 256) {
-  const i32 groups = args.hidden / 8, per_row = (groups + thread_count() - 1) / thread_count();
-  if (block_id() == 0 && !args.fetchers) count_lost(args.layer);   // before the step's output exists
-  const i32 token = block_id() / per_row, group = block_id() % per_row * thread_count() + thread_id();
-  if (group >= groups) return;
+// Eight columns, 8 * group and on, of one token.
+DEVICE void combine_columns(const MlpArgs& args, i32 token, i32 group) {
   const LayerArgs& layer = args.layer;
   const bool live = layer.control->armed && !(layer.kv_slots && layer.kv_slots[token] < 0);
   float sum[8] = {};
@@ -23,4 +20,11 @@ KERNEL(combine, MlpArgs, args, 256) {
   }
   store16(args.out + static_cast<i64>(token) * args.hidden + 8 * group,
           {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7])});
+}
+
+KERNEL(combine, MlpArgs, args, 256) {
+  const i32 groups = args.hidden / 8, per_row = (groups + thread_count() - 1) / thread_count();
+  if (block_id() == 0 && !args.fetchers) count_lost(args.layer);   // before the step's output exists
+  const i32 token = block_id() / per_row, group = block_id() % per_row * thread_count() + thread_id();
+  if (group < groups) combine_columns(args, token, group);
 }

@@ -1,4 +1,4 @@
-"""The expert MLP on a GPU: the arguments of its kernels (mlp.cuh) and the modules that hold them, one a row format."""
+"""The expert MLP on a GPU: the arguments of its kernels (args.cuh) and the modules that hold them, one a row format."""
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
@@ -9,21 +9,34 @@ from moet.layout import RowGeometry, RowSlice
 from moet.models import Activation
 
 SOURCES = ("expert_mlp/small.cuh", "expert_mlp/large.cuh", "expert_mlp/combine.cuh")
-SMALL_THREADS, LARGE_THREADS, COMBINE_THREADS = 256, 128, 256
-SMALL_TOKENS, LARGE_STRIPS = 8, 4   # pairs of a block's tile in small.cuh, strips of a block in large.cuh
+PLANE_BLOCK_BYTES = 16
+"""Of a PlaneBlock (activations.cuh), one for 32 columns."""
+
+
+class Planes(ctypes.Structure):
+    """Of activations as integers; see args.cuh."""
+
+    _fields_ = [(name, c_void_p) for name in ("codes", "blocks", "broken")]
 
 
 class MlpArgs(ctypes.Structure):
-    """Of every kernel here; see mlp.cuh."""
+    """Of every kernel here; see args.cuh."""
 
     _fields_ = [
         ("layer", LayerArgs),
         *[(name, c_void_p) for name in ("x", "act", "y", "weights", "out")],
+        ("x_planes", Planes),
+        ("act_planes", Planes),
         *[(name, c_int64) for name in ("w13", "w2", "extras", "act_stride")],
         *[(name, c_int32) for name in ("hidden", "inter", "tile_begin", "tiles", "biased", "adds_bias", "oai", "limited")],
         *[(name, c_float) for name in ("limit", "alpha")],
-        *[(name, c_int32) for name in ("wave", "fetchers")],
+        *[(name, c_int32) for name in ("wave", "fetchers", "combines", "reserved")],
     ]
+
+
+def padded(hidden: int) -> int:
+    """Columns of a row of x in planes: whole chunks of 64."""
+    return -(-hidden // 64) * 64
 
 
 def act_stride(tiles: int) -> int:

@@ -1,29 +1,14 @@
-// What the kernels of the expert MLP share: arguments, where a strip's blocks lie, the function between the two GEMMs, and how work is handed out.
+// What the kernels of the expert MLP share: where a strip's blocks lie, the function between the two GEMMs, and how work is handed out.
 //
 // A strip is 64 rows of weights over all columns. Of w13 it is a tile: 32 gate rows and the 32 up rows of the same values, so that one block has both. Each
 // (token, place) pair has its own row in `act` and `y`: nothing depends on which pairs are computed together, or when.
 #pragma once
 #include "../paging/fetch.cuh"
+#include "args.cuh"
 #include "weights.cuh"
 
-struct MlpArgs {
-  LayerArgs layer;
-  const u16* x;            // bf16 [tokens, hidden]
-  u16* act;                // bf16 [tokens * top_k, act_stride], by position in Plan.pairs
-  u16* y;                  // bf16 [tokens * top_k, hidden], by pair
-  const float* weights;    // [tokens, top_k]
-  u16* out;                // bf16 [tokens, hidden]
-  i64 w13, w2, extras;     // where the row's segments start in a slot
-  i64 act_stride;          // 32 * tiles, rounded up to 64
-  i32 hidden, inter;       // the model's
-  i32 tile_begin, tiles;   // this rank's part of the intermediate dimension, in tiles of 32
-  i32 biased, adds_bias;   // the expert has biases; this rank adds down's
-  i32 oai, limited;        // moet.models.Activation: kind swiglu_oai; limit is set
-  float limit, alpha;
-  i32 wave, fetchers;      // fetchers: blocks of gate_up that fetch first; 0 where rows come from elsewhere (scan.cuh)
-};
-
 DEVICE u16 to_bf16(float v) { return static_cast<u16>(pack_bf16(v, 0.0f)); }
+DEVICE float not_a_number() { return as_float(0x7fc00000u); }
 DEVICE float from_bf16(u16 v) { return as_float(static_cast<u32>(v) << 16); }
 
 // The blocks of a strip: block k (32 columns) is at `at + k * stride`.
@@ -34,7 +19,6 @@ struct Strip {
 };
 DEVICE const u8* block_of(const Strip& s, i32 k) { return s.at + (k < s.blocks ? k : s.blocks - 1) * s.stride; }   // past the end: any weights, against zeros
 DEVICE const u8* row_of(const MlpArgs& a, const Step& step) { return a.layer.slots->pool + step.slot * a.layer.slots->slot_bytes; }
-DEVICE i32 hidden_padded(const MlpArgs& a) { return (a.hidden + 63) / 64 * 64; }
 DEVICE Strip w13_strip(const MlpArgs& a, const u8* row, i32 tile) {
   const i32 blocks = hidden_padded(a) / 32;
   return {row + a.w13 + tile * (static_cast<i64>(blocks) * kBlockBytes + (a.biased ? 256 : 0)), kBlockBytes, blocks};
@@ -114,20 +98,23 @@ DEVICE void load_activations(const u16* row, i32 chunk, i32 columns, i32 t, u32 
   }
 }
 
-// sum += chunk x activations for one half of a strip, 8 rows of activations: sum[i] as weights.cuh numbers fragments.
-DEVICE void accumulate(const Chunk& chunk, const u32 (&b)[4][2], float (&sum)[2][4]) {
+// sum += chunk x activations for one half of a strip, kN tiles of 8 rows of activations: sum[i] as weights.cuh numbers fragments.
+template <i32 kN> DEVICE void accumulate(const Chunk& chunk, const u32 (&b)[kN][4][2], float (&sum)[2][kN][4]) {
 #pragma unroll
   for (i32 i = 0; i < 2; ++i) {
 #pragma unroll
     for (i32 block = 0; block < 2; ++block) {
-      float part[4] = {};
       u32 a[2][4];
       fragments(chunk, block, i, a);
 #pragma unroll
-      for (i32 m = 0; m < 2; ++m) mma_bf16(kScaleAfter ? part : sum[i], a[m], b[2 * block + m]);
-      if (kScaleAfter) {
+      for (i32 n = 0; n < kN; ++n) {
+        float part[4] = {};
 #pragma unroll
-        for (i32 q = 0; q < 4; ++q) sum[i][q] = fused_multiply_add(part[q], chunk.after[block][2 * i + (q >> 1)], sum[i][q]);
+        for (i32 m = 0; m < 2; ++m) mma_bf16(kScaleAfter ? part : sum[i][n], a[m], b[n][2 * block + m]);
+        if (kScaleAfter) {
+#pragma unroll
+          for (i32 q = 0; q < 4; ++q) sum[i][n][q] = fused_multiply_add(part[q], chunk.after[block][2 * i + (q >> 1)], sum[i][n][q]);
+        }
       }
     }
   }

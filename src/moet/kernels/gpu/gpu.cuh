@@ -2,11 +2,21 @@
 // a block are fibers of one CPU thread, so that the kernels' own source runs, and is tested, without a GPU. No header is included: NVRTC has none.
 #pragma once
 
+// The compute capability that a kernel may choose a path by, 90 for 9.0. Tests in the emulator say which one they want.
+#ifndef MOET_ARCH
+#ifdef __CUDA_ARCH__
+#define MOET_ARCH (__CUDA_ARCH__ / 10)
+#else
+#define MOET_ARCH 90
+#endif
+#endif
+
 #ifdef MOET_EMULATOR
 #include "emulator.h"
 #else
 using u8 = unsigned char;
 using u16 = unsigned short;
+using i16 = short;
 using i32 = int;
 using u32 = unsigned int;
 using i64 = long long;
@@ -15,6 +25,7 @@ using u64 = unsigned long long;
 // KERNEL(name, Args, args, max_threads) { body }: a kernel with one parameter, a struct by value. Grids and blocks have one dimension.
 #define KERNEL(name, Args, args, max_threads) extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Args args)
 #define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 DEVICE i32 thread_id() { return threadIdx.x; }
 DEVICE i32 thread_count() { return blockDim.x; }
 DEVICE i32 block_id() { return blockIdx.x; }
@@ -23,7 +34,14 @@ DEVICE i32 block_count() { return gridDim.x; }
 #define SHARED(T, name) __shared__ T name
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u8 name[]
 
+// 4 bytes at `offset` into the dynamic shared memory.
+DEVICE u32 load_shared(u32 offset) {
+  extern __shared__ __align__(16) u8 dynamic_memory[];
+  return *reinterpret_cast<const u32*>(dynamic_memory + offset);
+}
+
 struct __align__(16) Vec4 { u32 x, y, z, w; };
+struct __align__(8) Vec2 { u32 x, y; };
 
 // --- memory order. `sys`: the CPU and devices too. Loads below never use the read-only cache.
 DEVICE u32 load_acquire_gpu(const u32* p) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
@@ -34,6 +52,8 @@ DEVICE void store_release_sys(u32* p, u32 v) { asm volatile("st.release.sys.glob
 DEVICE void store_release_sys(u64* p, u64 v) { asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
 // Acquire and release at once; returns the value before.
 DEVICE u32 atomic_add_gpu(u32* p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
+// Returns the value before; orders nothing.
+DEVICE u32 draw_gpu(u32* p) { u32 o; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(o) : "l"(p)); return o; }
 DEVICE void count_gpu(u64* p, u64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
 DEVICE void maximum_gpu(u64* p, u64 v) { asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
 DEVICE u32 atomic_add_shared(u32* p, u32 v) { return atomicAdd(p, v); }
@@ -45,6 +65,27 @@ DEVICE Vec4 load_coherent(const void* p) {
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
+// Loads at `base + offset`, where the base is all lanes' and the offset a lane's: one register of 32 bits for the address. 16 bytes that this block reads once, and words.
+DEVICE Vec4 load_once(const u8* base, u32 offset) {
+  Vec4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(base + offset));
+  return v;
+}
+DEVICE Vec4 load_vector(const u8* base, u32 offset) {
+  Vec4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(base + offset));
+  return v;
+}
+DEVICE Vec2 load_double(const u8* base, u32 offset) {
+  Vec2 v;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(base + offset));
+  return v;
+}
+DEVICE u32 load_single(const u8* base, u32 offset) {
+  u32 v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(base + offset));
+  return v;
+}
 DEVICE void store16(void* p, Vec4 v) { *reinterpret_cast<Vec4*>(p) = v; }
 
 // --- time
@@ -53,21 +94,33 @@ DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" :: "r"(ns)); }
 
 // --- warp and block
 DEVICE void sync_block() { __syncthreads(); }
+// Of `threads` threads, whole warps; id: 0 .. 14.
+DEVICE void sync_group(i32 id, i32 threads) { asm volatile("bar.sync %0, %1;" :: "r"(id + 1), "r"(threads) : "memory"); }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE u32 ballot(bool b) { return __ballot_sync(0xffffffffu, b); }
 template <typename T> DEVICE T shuffle(T v, i32 lane) { return __shfl_sync(0xffffffffu, v, lane); }
 template <typename T> DEVICE T shuffle_xor(T v, i32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 template <typename T> DEVICE T shuffle_up(T v, i32 by) { return __shfl_up_sync(0xffffffffu, v, by); }
+// What all lanes of a warp hold alike, so that the compiler knows: branches and addresses then go to the uniform registers.
+DEVICE i32 uniform(i32 v) { return __shfl_sync(0xffffffffu, v, 0); }
 DEVICE i32 popcount(u32 v) { return __popc(v); }
+DEVICE i32 lowest_bit(u32 v) { return __ffs(v) - 1; }
 
 // --- bits and numbers
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { u32 v; asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(selector)); return v; }
+DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { u32 v; asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); return v; }   // stays one instruction
+DEVICE float to_float(i32 v) { return __int2float_rn(v); }
 DEVICE float as_float(u32 v) { return __uint_as_float(v); }
 DEVICE u32 as_bits(float v) { return __float_as_uint(v); }
 // Two bf16 in a word, `low` in the low half; rounded to nearest even.
 DEVICE u32 pack_bf16(float low, float high) { u32 v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
 // Products of two bf16 pairs, rounded to nearest even (an fma with -0, so that a zero keeps its sign).
 DEVICE u32 multiply_bf16x2(u32 a, u32 b) { u32 v; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(0x80008000u)); return v; }
+// a * b + c of two bf16 pairs, rounded once, to nearest even; numbers below the normal range too.
+DEVICE u32 multiply_add_bf16x2(u32 a, u32 b, u32 c) { u32 v; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); return v; }
+// The larger one of each half, unsigned.
+DEVICE u32 maximum_u16x2(u32 a, u32 b) { return __vmaxu2(a, b); }
+DEVICE i32 round_to_int(float v) { return __float2int_rn(v); }   // to even; saturates
 DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }   // never contracted into an fma
 DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
@@ -78,5 +131,12 @@ DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// D = A x B + C. A: int8 16 x 32, B: int8 32 x 8, C and D: int32 16 x 8 (PTX ISA, "mma.m16n8k32").
+struct Fragment { u32 of[4]; };
+DEVICE void mma_s8(i32 (&d)[4], const Fragment& a, const u32 (&b)[2], const i32 (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(a.of[0]), "r"(a.of[1]), "r"(a.of[2]), "r"(a.of[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 #endif

@@ -263,26 +263,28 @@ DEVICE void count_lost(const LayerArgs& a) {
   if (thread_id() == 0 && lost) count_failures(*a.control, lost);
 }
 
-// All threads of a block: waits until the row of a step is there. False: it cannot be read. Adds the nanoseconds that thread 0 waited.
-DEVICE bool wait_row(const LayerArgs& a, i32 step, i32 parts, u64& waited) {
+// One thread: waits until the row of a step is there. False: it cannot be read. Adds the nanoseconds that it waited.
+DEVICE bool await_row(const LayerArgs& a, i32 step, i32 parts, u64& waited) {
   Plan& plan = *a.plan;
   if (plan.steps[step].hit) return true;
-  SHARED(u32, state);
-  if (thread_id() == 0) {
-    const u32* p = &plan.ready[step];
-    u32 ready = load_acquire_gpu(p);
-    if (ready != static_cast<u32>(parts) && ready != kFailedRow) {
-      const u64 begin = nanoseconds();
-      do {
-        pause(200);
-        ready = load_acquire_gpu(p);
-      } while (ready != static_cast<u32>(parts) && ready != kFailedRow);
-      waited += nanoseconds() - begin;
-    }
-    state = ready;
-  }
+  const u32* p = &plan.ready[step];
+  u32 ready = load_acquire_gpu(p);
+  if (ready == static_cast<u32>(parts) || ready == kFailedRow) return ready != kFailedRow;
+  const u64 begin = nanoseconds();
+  do {
+    pause(200);
+    ready = load_acquire_gpu(p);
+  } while (ready != static_cast<u32>(parts) && ready != kFailedRow);
+  waited += nanoseconds() - begin;
+  return ready != kFailedRow;
+}
+// The same for all threads of a block; thread 0 waits.
+DEVICE bool wait_row(const LayerArgs& a, i32 step, i32 parts, u64& waited) {
+  SHARED(bool, readable);
+  if (a.plan->steps[step].hit) return true;
+  if (thread_id() == 0) readable = await_row(a, step, parts, waited);
   sync_block();
-  const bool there = state != kFailedRow;
+  const bool there = readable;
   sync_block();   // before the next call writes it
   return there;
 }
@@ -291,7 +293,7 @@ DEVICE bool wait_row(const LayerArgs& a, i32 step, i32 parts) {
   return wait_row(a, step, parts, waited);
 }
 
-// What this block waited for the wave's rows, all in all.
+// What this thread waited for the wave's rows, all in all.
 DEVICE void count_stall(const LayerArgs& a, i32 wave, u64 waited) {
-  if (thread_id() == 0 && waited) maximum_gpu(&a.plan->stall[wave], waited);
+  if (waited) maximum_gpu(&a.plan->stall[wave], waited);
 }

@@ -10,7 +10,8 @@ DEVICE void count_failures(Control& control, u32 rows) {
 
 // All threads; a barrier comes before anything else writes these words.
 DEVICE void clear(Plan& plan, Control& control, i32 experts) {
-  for (i32 i = thread_id(); i < experts; i += thread_count()) plan.ready[i] = 0, plan.copied[i] = 0, plan.order[i] = -1;
+  for (i32 i = thread_id(); i < experts; i += thread_count()) plan.ready[i] = 0, plan.copied[i] = 0, plan.order[i] = -1, plan.made[i] = 0;
+  for (i32 i = thread_id(); i < kMaxStrips; i += thread_count()) plan.finished[i] = 0;
   for (i32 w = thread_id(); w < kMaxWaves; w += thread_count()) {
     plan.ticket[w] = plan.item[0][w] = plan.item[1][w] = plan.drawn[w] = 0;
     if (const u64 waited = plan.stall[w]) {

@@ -46,7 +46,8 @@ DEVICE void take_slots(const LayerArgs& a, ResolveMemory& m, const Counts& n, u3
   }
 }
 
-KERNEL(resolve, LayerArgs, args, kResolveThreads) {
+// All threads of one block.
+DEVICE void resolve_layer(const LayerArgs& args) {
   SHARED(ResolveMemory, m);
   SlotClass& c = *args.slots;
   Control& control = *args.control;
@@ -120,6 +121,8 @@ KERNEL(resolve, LayerArgs, args, kResolveThreads) {
     if (m.lost) count_failures(control, static_cast<u32>(m.lost));
   }
 }
+
+KERNEL(resolve, LayerArgs, args, kResolveThreads) { resolve_layer(args); }
 
 // The replay baseline's: what has a slot is used, what has none contributes zeros and is listed. No bookkeeping.
 KERNEL(resolve_lookup, LookupArgs, args, kResolveThreads) {

@@ -6,6 +6,7 @@
 constexpr i32 kMaxExperts = 1024;   // of a layer
 constexpr i32 kMaxWaves = 64;
 constexpr i32 kMaxStaging = 1024;   // slots of a class
+constexpr i32 kMaxStrips = 512;     // of 64 columns of the hidden size
 constexpr i32 kResolveThreads = 1024;   // of the block that resolves: a thread for each expert, and for each staging slot
 
 // The slots of one class (layers whose rows take one slot size), as cache/reference.py defines them. In device memory.
@@ -55,6 +56,8 @@ struct Plan {
   u32 ready[kMaxExperts];           // of a step: parts of its row that landed; kFailedRow: it cannot be read
   u32 copied[kMaxExperts];          // of a step: parts whose copy ended, and flags (fetch's own)
   i32 order[kMaxExperts];           // steps in the order in which fetch takes them (fetch's own; -1: not known yet)
+  u32 made[kMaxExperts];            // of a step: tiles of its intermediate values that are there (expert_mlp/small.cuh)
+  u32 finished[kMaxStrips];         // of the last wave: steps that wrote a strip of the hidden columns (expert_mlp/small.cuh)
   Fetching fetching[kMaxExperts];   // of a step
   Step steps[kMaxExperts];          // by wave, within a wave in the order of the specification
   i32* pairs;                       // [tokens * top_k]: token * top_k + place, by expert, ascending within one

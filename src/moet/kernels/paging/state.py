@@ -10,6 +10,8 @@ MAX_STAGING = 1024
 """Staging slots of a class, at most."""
 MAX_PAIRS = (1 << 20) - 1
 """(token, place) pairs of a launch, at most: route.cuh sums them in 20 bits."""
+MAX_STRIPS = 512
+"""Of 64 columns of the hidden size."""
 WORKING = 0x7FFF_FFFF_FFFF_FFFF
 """SlotClass.stamp of a slot that is not in staging."""
 FAILED_ROW = 0x8000_0000
@@ -55,6 +57,8 @@ class Plan(ctypes.Structure):
         ("ready", c_uint32 * MAX_EXPERTS),
         ("copied", c_uint32 * MAX_EXPERTS),
         ("order", c_int32 * MAX_EXPERTS),
+        ("made", c_uint32 * MAX_EXPERTS),
+        ("finished", c_uint32 * MAX_STRIPS),
         ("fetching", Fetching * MAX_EXPERTS),
         ("steps", Step * MAX_EXPERTS),
         ("pairs", c_void_p),

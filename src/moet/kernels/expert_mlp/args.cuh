@@ -1,0 +1,31 @@
+// What the launches of a layer's expert MLP get by value.
+#pragma once
+#include "../paging/state.cuh"
+
+// Activations as integers (activations.cuh), a row for each token or (token, place) pair.
+struct Planes {
+  u8* codes;               // [rows][blocks][2][32]: int8, high then low plane of 32 columns
+  struct PlaneBlock* blocks;   // [rows][blocks]
+  u32* broken;             // [rows], 1: a value is not finite
+};
+
+struct MlpArgs {
+  LayerArgs layer;
+  const u16* x;            // bf16 [tokens, hidden]
+  u16* act;                // bf16 [tokens * top_k, act_stride], by position in Plan.pairs
+  u16* y;                  // bf16 [tokens * top_k, hidden], by pair
+  const float* weights;    // [tokens, top_k]
+  u16* out;                // bf16 [tokens, hidden]
+  Planes x_planes;         // of x, by token; blocks: those of hidden_padded
+  Planes act_planes;       // of act, by position; codes share act's memory
+  i64 w13, w2, extras;     // where the row's segments start in a slot
+  i64 act_stride;          // 32 * tiles, rounded up to 64
+  i32 hidden, inter;       // the model's
+  i32 tile_begin, tiles;   // this rank's part of the intermediate dimension, in tiles of 32
+  i32 biased, adds_bias;   // the expert has biases; this rank adds down's
+  i32 oai, limited;        // moet.models.Activation: kind swiglu_oai; limit is set
+  float limit, alpha;
+  i32 wave, fetchers;      // fetchers: blocks of the first GEMM that fetch first; 0 where rows come from elsewhere (scan.cuh)
+  i32 combines, reserved;  // small.cuh: the last wave's launch combines, too
+};
+DEVICE i32 hidden_padded(const MlpArgs& a) { return (a.hidden + 63) / 64 * 64; }

@@ -1,0 +1,107 @@
+"""The launches of a layer's expert MLP on a GPU: which kernels for how many tokens, with how many blocks, in which order."""
+
+from dataclasses import dataclass
+
+from moet.kernels.expert_mlp.cuda import MlpArgs
+from moet.kernels.gpu.module import Module
+from moet.kernels.paging.state import RESOLVE_THREADS
+
+INTEGER_FORMATS = ("sym2", "tcq2", "mxfp4", "nvfp4")
+"""Row formats whose levels are small integers: their small kernels compute with int8 planes of the activations (activations.cuh)."""
+COMBINE_THREADS = 256
+COMBINED_TOKENS = 32
+"""Up to here the small kernels add up a token's places as well: whoever finishes a strip then has at most two rounds of loads to do."""
+MEDIUM, LARGE = 2, 8
+"""Pairs an expert, on average, from which on mlp_medium and the large kernels are the faster ones."""
+SPARED = 4
+"""Multiprocessors that a large GEMM leaves to the copies beside it."""
+
+
+def size_of(pairs: int, experts: int, scan: bool) -> str:
+    """"small", "medium" or "large", by the (token, place) pairs of a batch. A decoding step is never large: its graph holds the launches that may fetch."""
+    if scan and pairs >= LARGE * experts:
+        return "large"
+    return "medium" if pairs >= MEDIUM * experts else "small"
+
+
+def largest_small(experts: int, top_k: int) -> int:
+    """Tokens of the largest scan whose GEMMs are not the large ones."""
+    return (LARGE * experts - 1) // top_k
+
+
+@dataclass(frozen=True)
+class SmallKernel:
+    """Of small.cuh: groups of four warps, tiles of 8 columns of activations."""
+
+    name: str
+    groups: int
+    tiles: int
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups
+
+    def shared_bytes(self, format: str, arch: int) -> int:
+        """Group<tiles> of small.cuh, and the table of integers.cuh."""
+        pairs = self.tiles * (4 if format in INTEGER_FORMATS else 8)
+        return table_bytes(format, arch) + self.groups * (80 + 4 * 4 * 64 * (pairs + 1))
+
+
+SMALL = {"small": SmallKernel("mlp_small", 4, 1), "medium": SmallKernel("mlp_medium", 2, 4)}
+
+
+def table_bytes(format: str, arch: int) -> int:
+    """kTableBytes of integers.cuh. arch: compute capability, 90 for 9.0."""
+    return 1024 * 128 if format == "tcq2" and arch in (80, 90, 100) else 0
+
+
+@dataclass(frozen=True)
+class ExpertKernels:
+    """Queues the launches of layers of one row format. pager: the module of PAGER_SOURCES; arch: compute capability, 90 for 9.0."""
+
+    format: str
+    module: Module
+    pager: Module
+    arch: int
+    multiprocessors: int
+
+    def begin(self, args: MlpArgs, size: str, stream: int) -> None:
+        """The plan, and what the GEMMs of `size` read of x."""
+        if size in SMALL and self.format in INTEGER_FORMATS:
+            self.pager.launch("begin", 1 + args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
+        else:
+            self.pager.launch("resolve", 1, RESOLVE_THREADS, args.layer, stream=stream)
+
+    def quantize(self, args: MlpArgs, size: str, stream: int) -> None:
+        """The second half of `begin`, where the plan comes from elsewhere."""
+        if size in SMALL and self.format in INTEGER_FORMATS:
+            self.pager.launch("quantize", args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
+
+    def gemms(self, args: MlpArgs, size: str, waves: int, stream: int) -> None:
+        """`waves` waves from args.wave on, and the sum over places if the last of them is the plan's last (`combines`)."""
+        for wave in range(args.wave, args.wave + waves):
+            args.wave = wave
+            if size in SMALL:
+                self._small(SMALL[size], args, stream)
+            else:
+                self._large(args, stream)
+
+    def _small(self, kernel: SmallKernel, args: MlpArgs, stream: int) -> None:
+        pairs, strips = args.layer.tokens * args.layer.top_k, -(-args.hidden // 64)
+        blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // kernel.groups) + args.fetchers)
+        self.module.launch(kernel.name, blocks, kernel.threads, args, kernel.shared_bytes(self.format, self.arch), stream)
+
+    def _large(self, args: MlpArgs, stream: int) -> None:
+        pairs, most = args.layer.tokens * args.layer.top_k, 2 * max(1, self.multiprocessors - SPARED)
+        strips = -(-args.tiles // LARGE_STRIPS), -(-args.hidden // (64 * LARGE_STRIPS))
+        self.module.launch("gate_up_large", min(most, pairs * strips[0] + args.fetchers), LARGE_THREADS, args, stream=stream)
+        self.module.launch("down_large", min(most, pairs * strips[1]), LARGE_THREADS, args, stream=stream)
+
+    def combine(self, args: MlpArgs, stream: int) -> None:
+        """The sum over places, for GEMMs that did not `combine`."""
+        per_row = -(-(args.hidden // 8) // COMBINE_THREADS)
+        self.module.launch("combine", args.layer.tokens * per_row, COMBINE_THREADS, args, stream=stream)
+
+
+LARGE_THREADS, LARGE_STRIPS = 128, 4
+"""Of large.cuh; strips of a block."""
