@@ -33,3 +33,25 @@ def emulated(request) -> bool:
 def needs_graphs(emulated):
     if emulated:
         pytest.skip("CUDA graphs need a GPU")
+
+
+@pytest.fixture
+def opened(emulated):
+    """open(layers, gpu_bytes=0, top_k=4, rank=0, world=1, least=False, **options) -> an armed runtime; all are closed at the end. gpu_bytes 0: all rows; least: or what is needed at least."""
+    from expert_layers import open_runtime, poison_memory, registration
+
+    held = []
+
+    def open(layers, gpu_bytes: int = 0, top_k: int = 4, rank: int = 0, world: int = 1, least: bool = False, **options):
+        poison_memory(emulated)
+        store = layers.store(register=registration(emulated), rank=rank, world=world)
+        held.append(store)
+        runtime = open_runtime(store, layers, top_k, emulated, **options)
+        held.append(runtime)
+        runtime.allocate(max(gpu_bytes, runtime.gpu_bytes_minimum()) if least else gpu_bytes)
+        runtime.arm(True)
+        return runtime
+
+    yield open
+    while held:
+        held.pop().close()

@@ -9,6 +9,7 @@ largest; the root mean square over a token's columns is held to three of them. T
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ def accumulation(terms: int) -> float:
 
 @dataclass(frozen=True)
 class Expert:
-    """A rank's part, float64: gate, up [inter, hidden], down [hidden, inter] and biases, without padding."""
+    """float64: gate, up [inter, hidden], down [hidden, inter] and biases, without padding."""
 
     gate: torch.Tensor
     up: torch.Tensor
@@ -41,6 +42,13 @@ class Expert:
     gate_bias: torch.Tensor
     up_bias: torch.Tensor
     down_bias: torch.Tensor
+
+    def part(self, geometry: RowGeometry, rank: int, world: int) -> Self:
+        """What a tensor-parallel rank computes with."""
+        tiles = geometry.slice(rank, world)
+        mine = slice(32 * tiles.tile_begin, 32 * tiles.tile_end)
+        down_bias = self.down_bias if rank == 0 else torch.zeros_like(self.down_bias)
+        return type(self)(self.gate[mine], self.up[mine], self.down[:, mine], self.gate_bias[mine], self.up_bias[mine], down_bias)
 
 
 def decode_blocks(format: str, bits: int, blocks: torch.Tensor) -> torch.Tensor:
@@ -70,24 +78,21 @@ def decode_blocks(format: str, bits: int, blocks: torch.Tensor) -> torch.Tensor:
     return (codes << 16).view(torch.float32).double()
 
 
-def decode(geometry: RowGeometry, row: torch.Tensor, rank: int = 0, world: int = 1) -> Expert:
+def decode(geometry: RowGeometry, row: torch.Tensor) -> Expert:
     """row: uint8 [row_bytes]."""
-    g, part = geometry, geometry.slice(rank, world)
-    row, k_blocks = row.contiguous(), geometry.hidden_padded // 32
+    g, row, k_blocks = geometry, row.contiguous(), geometry.hidden_padded // 32
     tiles = row[: g.w2_offset].view(g.tiles, g.w13_tile_bytes)
     w13 = decode_blocks(g.format, g.bits, tiles[:, : k_blocks * g.block_bytes].reshape(g.tiles, k_blocks, g.block_bytes))
     w13 = w13.transpose(1, 2).reshape(g.tiles, 2, 32, g.hidden_padded)[..., : g.hidden]
     w2 = decode_blocks(g.format, g.bits, row[g.w2_offset : g.extras_offset].view(g.tiles, g.hidden_padded // 64, g.block_bytes))
-    down = w2.permute(1, 2, 0, 3).reshape(g.hidden_padded, g.inter_padded)[: g.hidden]
+    down = w2.permute(1, 2, 0, 3).reshape(g.hidden_padded, g.inter_padded)[: g.hidden, : g.inter]
     multipliers = row[g.extras_offset : g.extras_offset + 12].clone().view(torch.float32).double()
     bias, down_bias = torch.zeros(g.tiles, 2, 32, device=row.device).double(), torch.zeros(g.hidden, device=row.device).double()
     if g.biased:
         bias = tiles[:, -256:].contiguous().view(torch.float32).double().view(g.tiles, 2, 32)
-        if rank == 0:
-            down_bias = row[g.bias_offset : g.bias_offset + 4 * g.hidden].clone().view(torch.float32).double()
-    mine = slice(32 * part.tile_begin, min(32 * part.tile_end, g.inter))
-    rows = lambda m, which: m[:, which].reshape(g.inter_padded, *m.shape[3:])[mine].contiguous()
-    return Expert(rows(w13, 0) * multipliers[0], rows(w13, 1) * multipliers[1], down[:, mine] * multipliers[2], rows(bias, 0), rows(bias, 1), down_bias)
+        down_bias = row[g.bias_offset : g.bias_offset + 4 * g.hidden].clone().view(torch.float32).double()
+    rows = lambda m, which: m[:, which].reshape(g.inter_padded, *m.shape[3:])[: g.inter]
+    return Expert(rows(w13, 0) * multipliers[0], rows(w13, 1) * multipliers[1], down * multipliers[2], rows(bias, 0), rows(bias, 1), down_bias)
 
 
 def activate(activation: Activation, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,13 +103,14 @@ def activate(activation: Activation, gate: torch.Tensor, up: torch.Tensor) -> tu
     return gate * torch.sigmoid(gate * (activation.alpha if oai else 1.0)), up + oai
 
 
-def rounded(values: torch.Tensor, planes: bool) -> torch.Tensor:
-    """Largest error of rounding values [n, columns] once; they may be magnitudes."""
-    if not planes:
-        return values.abs() * BF16 + TINY
-    columns = values.shape[1]
+def rounded(values: torch.Tensor, planes: bool | None) -> torch.Tensor:
+    """Largest error of rounding values [n, columns] once, to planes, to bf16, or (None) to either; they may be magnitudes."""
+    bf16, columns = values.abs() * BF16 + TINY, values.shape[1]
+    if planes is False:
+        return bf16
     blocks = torch.nn.functional.pad(values.abs(), (0, -columns % 32)).view(len(values), -1, 32)
-    return (blocks.amax(-1) * PLANES + TINY).repeat_interleave(32, -1)[:, :columns]
+    of_blocks = (blocks.amax(-1) * PLANES + TINY).repeat_interleave(32, -1)[:, :columns]
+    return of_blocks if planes else torch.maximum(of_blocks, bf16)
 
 
 @dataclass(frozen=True)
@@ -123,9 +129,9 @@ def product(values: torch.Tensor, worst: torch.Tensor, variance: torch.Tensor, m
     return Sum(values @ matrix.T + bias, error, variance @ matrix.square().T)
 
 
-def expert_mlp(e: Expert, x: torch.Tensor, activation: Activation, planes: bool) -> Sum:
+def expert_mlp(e: Expert, x: torch.Tensor, activation: Activation, planes: bool | None) -> Sum:
     """x float64 [n, hidden] -> the expert's answer, rounded to bf16."""
-    arriving = rounded(x, True) if planes else torch.zeros_like(x)
+    arriving = torch.zeros_like(x) if planes is False else rounded(x, True)
     gate, up = (product(x, arriving, arriving.square() / 3, m, b) for m, b in ((e.gate, e.gate_bias), (e.up, e.up_bias)))
     swish, factor = activate(activation, gate.value, up.value)
     middle = swish * factor
@@ -147,9 +153,9 @@ class Expected:
 
 
 def layer(
-    experts: Mapping[int, Expert], x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, activation: Activation, planes: bool
+    experts: Mapping[int, Expert], x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, activation: Activation, planes: bool | None
 ) -> Expected:
-    """What DeviceRuntime.forward computes. ids: places whose id names none of `experts` count nothing; one that is there twice counts twice."""
+    """What DeviceRuntime.forward computes, with activations as planes, as bf16, or (None) as either. ids: places whose id names none of `experts` count nothing; one that is there twice counts twice."""
     out, worst, variance = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(3))
     size, routed = torch.zeros_like(out), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for number, expert in experts.items():

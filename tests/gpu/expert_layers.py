@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from dequantized import Expected, decode
+from dequantized import layer as expected
 from layout_cases import random_expert
 
-from moet.kernels.expert_mlp import reference
 from moet.kernels.expert_mlp.cuda import SOURCES
 from moet.kernels.paging.state import WORKING, SlotClass
 from moet.layout import RowGeometry, pack_row
@@ -68,42 +69,13 @@ class Layers:
 
     def reference(
         self, layer: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, *, masked: Sequence[int] = (), without: Sequence[int] = ()
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """float64: the result [tokens, hidden]; a token's size, the root of the summed squares of its experts' weighted results; and [tokens, hidden]
-        magnitudes that float32 rounding scales with. `without`: experts that contribute zeros, `masked`: tokens that are none."""
-        rows, values, w, chosen = self.rows[layer], x.double().cpu().numpy(), weights.double().cpu().numpy(), ids.cpu().numpy()
-        out, squares, magnitude = np.zeros(values.shape), np.zeros(len(values)), np.zeros(values.shape)
-        for expert in set(chosen.ravel().tolist()) - set(without):
-            tokens, places = np.nonzero(chosen == expert)
-            keep = [i for i, t in enumerate(tokens) if t not in masked]
-            tokens, places = tokens[keep], places[keep]
-            if expert < 0 or not len(tokens):
-                continue
-            arguments = (self.geometries[layer], rows[expert], values[tokens], self.activation)
-            part = reference.expert_mlp(*arguments) * w[tokens, places, None]
-            np.add.at(out, tokens, part)
-            np.add.at(squares, tokens, (part**2).sum(-1))
-            np.add.at(magnitude, tokens, reference.expert_mlp(*arguments, magnitude=True) * np.abs(w[tokens, places, None]))
-        return out, np.sqrt(squares), magnitude
-
-
-# Activations between the GEMMs, an expert's result and the layer's are BF16: each off by at most 2^-8, and by 2^-8 / sqrt(3) or less in the root mean square. Float32
-# sums add less than a hundredth of that. Of a token's result, relative to its size; doubled, since small layers have few values to average over:
-ROUNDING = 2 * 3**0.5 * 2**-8 / 3**0.5
-# Of one value, relative to the magnitudes that it sums, all three at their worst:
-ROUNDING_WORST = 3 * 2**-8 + 2**-15
-
-
-def check(found: torch.Tensor, expected: tuple[np.ndarray, np.ndarray, np.ndarray], what: object = "") -> None:
-    """Asserts that a BF16 result is the reference's within the format's rounding, and zero where nothing was routed."""
-    out, size, magnitude = expected
-    difference = found.double().cpu().numpy() - out
-    assert np.isfinite(difference).all(), what
-    assert not found.cpu()[torch.from_numpy(size == 0)].any(), (what, "tokens that are routed nowhere must give zeros")
-    live = size > 0
-    relative = np.sqrt((difference[live] ** 2).sum(-1)) / size[live]
-    assert relative.max(initial=0) < ROUNDING, (what, int(relative.argmax()), relative.max())
-    assert (np.abs(difference) <= ROUNDING_WORST * magnitude + 1e-30).all(), what
+    ) -> Expected:
+        """`without`: experts that contribute zeros, `masked`: tokens that are none."""
+        chosen = ids.clone()
+        chosen[list(masked)] = -1
+        geometry, wanted = self.geometries[layer], set(chosen.unique().tolist()) & set(range(self.experts))
+        experts = {e: decode(geometry, torch.from_numpy(self.rows[layer][e]).to(x.device)) for e in wanted - set(without)}
+        return expected(experts, x.masked_fill((chosen < 0).all(-1, keepdim=True), 0), weights, chosen, self.activation, None)
 
 
 def batch(
@@ -161,3 +133,26 @@ def table(runtime: DeviceRuntime, cls: int, pool: bool = False) -> dict[str, obj
     if pool:
         found["pool"] = arrays.pool.cpu().numpy().copy().reshape(-1, c.slot_bytes)[: c.slots]
     return found
+
+
+def poison_memory(emulated: bool, megabytes: int = 256) -> None:
+    """Leaves NaNs in the memory that a runtime will get: it must not read what it did not write."""
+    if not emulated:
+        blocks = [torch.full((megabytes << 17,), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+        blocks += [torch.full((n,), torch.nan, dtype=torch.bfloat16, device="cuda") for n in (256, 4096, 1 << 18) for _ in range(16)]
+        torch.cuda.synchronize()
+        del blocks
+
+
+def poison_scratch(runtime: DeviceRuntime) -> None:
+    """NaN in all scratch that holds nothing between calls."""
+    for name in ("_act", "_y"):
+        getattr(runtime, name).view(torch.uint8).fill_(0xFF)
+
+
+def device_of(emulated: bool) -> str:
+    return "cpu" if emulated else "cuda"
+
+
+def bits(out: torch.Tensor) -> bytes:
+    return out.view(torch.int16).cpu().numpy().tobytes()

@@ -7,15 +7,22 @@ import numpy as np
 import torch
 from layout_cases import random_expert
 
+from moet.kernels.expert_mlp import cuda
 from moet.layout import RowGeometry, pack_row
 from moet.layout.planes import PROJECTIONS
 from moet.models import Activation
+from moet.moe.scan import LARGE
 
 ACTIVATIONS = {"swiglu": Activation(), "clamped": Activation("swiglu", 7.0), "oai": Activation("swiglu_oai", 7.0, 1.702)}
 ROUTINGS = ("uniform", "one expert", "two experts", "twice", "holes", "out of range", "masked")
 VALUES = ("normal", "zeros", "outlier", "subnormal", "mixed", "one column", "nan", "inf")
 STRAY = (-1, -7, -(1 << 31), (1 << 31) - 1, 1 << 20)
 """Numbers of no expert; one past the last is another."""
+
+
+def computed_with_planes(format: str, pairs: int, experts: int, scan: bool) -> bool:
+    """Whether the GEMMs that a call gets round activations to two int8 planes; else they are bf16."""
+    return format in getattr(cuda, "INTEGER_FORMATS", ()) and not (scan and pairs >= LARGE * experts)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from expert_layers import Layers, batch, check, counters, open_runtime, registration, table
+from dequantized import check
+from expert_layers import Layers, batch, counters, device_of, open_runtime, registration, table
 from store_rows import CORRUPT, DELAY, ERRNO, SHORT
 
 from moet.cache.reference import Bookkeeping
@@ -40,10 +41,6 @@ def opened(emulated):
     yield open
     while held:
         held.pop().close()
-
-
-def device_of(emulated: bool) -> str:
-    return "cpu" if emulated else "cuda"
 
 
 def specification(runtime) -> Bookkeeping:
