@@ -7,12 +7,16 @@
 // Rows of activations: codes [rows, stride], scales [rows, stride / 32]. Inside a block of 32 columns, codes stand in the order of the weights' fragments.
 struct Mxfp8 {
   u8 *codes, *scales;
-  i64 stride;              // whole chunks of 128 columns
+  i64 stride;              // whole stages of 128 columns
 };
-struct ScaledArgs {
-  MlpArgs mlp;
-  Mxfp8 x, act;            // by token, by position in Plan.pairs
-};
+DEVICE Mxfp8 mxfp8_rows(void* memory, i32 rows, i32 columns) {
+  const i64 stride = (columns + 127) / 128 * 128;
+  u8* codes = static_cast<u8*>(memory);
+  return {codes, codes + rows * stride, stride};
+}
+// Where bf16 or planes of them would be: x by token, the values between the GEMMs by position in Plan.pairs.
+DEVICE Mxfp8 x_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.x_planes.codes, a.layer.tokens, a.hidden); }
+DEVICE Mxfp8 act_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.act, a.layer.tokens * a.layer.top_k, 32 * a.tiles); }
 
 DEVICE u32 magnitude_bits(float v) { return as_bits(v) & 0x7fffffffu; }
 DEVICE u32 larger(u32 a, u32 b) { return a > b ? a : b; }
@@ -36,24 +40,24 @@ DEVICE void store_mxfp8(const Mxfp8& to, i64 row, i32 block, i32 g, const float 
 }
 
 // x of all rows, tokens or not. Columns past the hidden size are zeros.
-KERNEL(quantize_x, ScaledArgs, args, 256) {
-  const MlpArgs& m = args.mlp;
-  const i32 g = thread_id() % 8, blocks = static_cast<i32>(args.x.stride / 32);
-  const i64 total = static_cast<i64>(m.layer.tokens) * blocks, step = static_cast<i64>(block_count()) * thread_count() / 8;
+KERNEL(quantize_x, MlpArgs, args, 256) {
+  const Mxfp8 to = x_mxfp8(args);
+  const i32 g = thread_id() % 8, blocks = static_cast<i32>(to.stride / 32);
+  const i64 total = static_cast<i64>(args.layer.tokens) * blocks, step = static_cast<i64>(block_count()) * thread_count() / 8;
   for (i64 first = (static_cast<i64>(block_id()) * thread_count() + thread_id() / 32 * 32) / 8; first < total; first += step) {   // the same for a warp
     const i64 item = first + thread_id() % 32 / 8;
     const i64 row = item / blocks;
     const i32 block = static_cast<i32>(item % blocks), column = 32 * block + 4 * g;
     float v[4] = {};
-    if (item < total && column < m.hidden) {
-      const u32* p = reinterpret_cast<const u32*>(m.x + row * m.hidden + column);   // hidden is a multiple of 8
+    if (item < total && column < args.hidden) {
+      const u32* p = reinterpret_cast<const u32*>(args.x + row * args.hidden + column);   // hidden is a multiple of 8
       const u32 words[2] = {p[0], p[1]};
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) v[e] = as_float(e & 1 ? words[e >> 1] & 0xffff0000u : words[e >> 1] << 16);
     }
     u32 most = larger(larger(magnitude_bits(v[0]), magnitude_bits(v[1])), larger(magnitude_bits(v[2]), magnitude_bits(v[3])));
 #pragma unroll
-    for (i32 m = 1; m < 8; m *= 2) most = larger(most, shuffle_xor(most, m));
-    if (item < total) store_mxfp8(args.x, row, block, g, v, most);
+    for (i32 lanes = 1; lanes < 8; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
+    if (item < total) store_mxfp8(to, row, block, g, v, most);
   }
 }

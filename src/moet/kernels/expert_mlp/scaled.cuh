@@ -71,13 +71,13 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
   }
 }
 
-KERNEL(gate_up_scaled, ScaledArgs, scaled, 128) {
+KERNEL(gate_up_scaled, MlpArgs, args, 128) {
   SHARED(Stages, stages);
-  const MlpArgs& args = scaled.mlp;
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
   fetch_first(args);
   u64 waited = 0;
+  const Mxfp8 x = x_mxfp8(args), act = act_mxfp8(args);
   const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4;
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[0][args.wave], kScaledTokens, (args.tiles + kScaledWarps - 1) / kScaledWarps, work)) {
@@ -89,7 +89,7 @@ KERNEL(gate_up_scaled, ScaledArgs, scaled, 128) {
     const bool mine = number < args.tiles;
     const Strip strip = w13_strip(args, row, mine ? number : 0);
     float sum[2][kScaledTiles][2][4] = {};
-    multiply_scaled(strip, mine, scaled.x, pair < count ? plan.pairs[position + pair] / args.layer.top_k : -1, count, stages, sum);
+    multiply_scaled(strip, mine, x, pair < count ? plan.pairs[position + pair] / args.layer.top_k : -1, count, stages, sum);
     if (!mine) continue;
     // A tile's 32 values of a pair are a block of its activations; lanes g have four each.
 #pragma unroll
@@ -110,18 +110,18 @@ KERNEL(gate_up_scaled, ScaledArgs, scaled, 128) {
 #pragma unroll
         for (i32 lanes = 4; lanes < 32; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
         const i32 here = 8 * n + 2 * t + q;
-        if (here < count) store_mxfp8(scaled.act, position + here, number, g, v, most);
+        if (here < count) store_mxfp8(act, position + here, number, g, v, most);
       }
     }
   }
   if (args.fetchers) count_stall(args.layer, args.wave, waited);
 }
 
-KERNEL(down_scaled, ScaledArgs, scaled, 128) {
+KERNEL(down_scaled, MlpArgs, args, 128) {
   SHARED(Stages, stages);
-  const MlpArgs& args = scaled.mlp;
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
+  const Mxfp8 act = act_mxfp8(args);
   const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4, strips = hidden_padded(args) / 64;
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[1][args.wave], kScaledTokens, (strips + kScaledWarps - 1) / kScaledWarps, work)) {
@@ -132,7 +132,7 @@ KERNEL(down_scaled, ScaledArgs, scaled, 128) {
     const u8* row = row_of(args, step);
     const bool mine = number < strips;
     float sum[2][kScaledTiles][2][4] = {};
-    if (!lost) multiply_scaled(w2_strip(args, row, mine ? number : 0), mine, scaled.act, pair < count ? position + pair : -1, count, stages, sum);
+    if (!lost) multiply_scaled(w2_strip(args, row, mine ? number : 0), mine, act, pair < count ? position + pair : -1, count, stages, sum);
     if (!mine) continue;
 #pragma unroll
     for (i32 n = 0; n < kScaledTiles; ++n)
