@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU: scripts/gpu.sh FOLDER [STEP ...]; each step writes its JSON to FOLDER, and one that fails does not keep the next from running.
-# Steps: tests, sanitize (G7), scale (G2, G3, G5), prefill (G5 alone), nvme (G4, G6), identity (G1). Without one: all but prefill. NVME: a folder on the disk to measure; COMMIT: of the sources,
+# Steps: tests, sanitize (G7), scale (G2, G3, G5), prefill (G5 alone), nvme (G4, G6), identity (G1), gemm (K1 to K5). Without one: all but prefill. NVME: a folder on the disk to measure; COMMIT: of the sources,
 # where there is no git to ask.
 # Needs python3 (or PYTHON) with torch for CUDA, cuda-bindings, numpy and pytest; the native library is built where there is none.
 set -uo pipefail
@@ -8,7 +8,7 @@ cd "$(dirname "$(readlink -f "$0")")/.."
 out=$(readlink -m "${1:?usage: scripts/gpu.sh FOLDER [STEP ...]}")
 shift
 steps=("$@")
-[ $# -gt 0 ] || steps=(tests sanitize scale nvme identity)
+[ $# -gt 0 ] || steps=(tests sanitize scale nvme identity gemm)
 python=${PYTHON:-python3}
 mkdir -p "$out"
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -27,6 +27,7 @@ for step in "${steps[@]}"; do
     prefill) $python benchmarks/gpu/prefill.py "${options[@]}" ;;
     nvme) $python benchmarks/gpu/nvme.py "${options[@]}" ${NVME:+--folder "$NVME"} ;;
     identity) $python benchmarks/gpu/identity.py "${options[@]}" ;;
+    gemm) $python benchmarks/moe_gemm.py "${options[@]}" ;;
     *) echo "gpu: unknown step '$step'" >&2; exit 2 ;;
   esac || failed+=("$step")
 done

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 HEADLINES = ("A2", "A4", "F1", "F2a", "F2b", "F2c", "F3", "M1a", "M1b", "M2a", "N1a", "T1a", "T2a")
 """Claims that README shows; docs/results.md has them all."""
-GPU_HEADLINES = ("G1", "G2", "G3", "G4", "G5")
+GPU_HEADLINES = ("G1", "G2", "G3", "G4", "G5", "K1", "K2", "K3", "K4", "K5")
 """Groups of claims of which README shows the one that is furthest from holding, once they were measured (G2 has one for each coverage, routing and batch)."""
 
 
@@ -101,6 +101,46 @@ def nvme_steps() -> str:
     return "\n".join(lines)
 
 
+GEMM_COLUMNS = (
+    ("tcq2", "ours tcq2"), ("sym2", "ours sym2"), ("humming_uint2", "Humming uint2"), ("mxfp4", "ours mxfp4"), ("nvfp4", "ours nvfp4"), ("marlin_mxfp4", "Marlin MXFP4"),
+    ("marlin_nvfp4", "Marlin NVFP4"), ("humming_mxfp4", "Humming MXFP4"), ("fp8", "ours fp8"), ("triton_fp8", "Triton FP8"), ("bf16", "ours bf16"), ("triton_bf16", "Triton BF16"),
+)  # fmt: skip
+"""Of moe_gemm.json, and their titles."""
+
+
+def gemm_table(tokens: tuple[int, ...], cell: Callable[[dict], str]) -> Callable[[], str]:
+    """A row for each shape and column of moe_gemm.json that has one of these batches; nothing before there is a result."""
+
+    def table() -> str:
+        path = RESULTS / "moe_gemm.json"
+        if not path.exists():
+            return ""
+        shapes = json.loads(path.read_text())["samples"]["cells"]
+        lines = ["| tokens | | " + " | ".join(f"{t:,}" for t in tokens) + " |", "| --- | --- |" + " --: |" * len(tokens)]
+        for shape, cells in shapes.items():
+            for column, title in GEMM_COLUMNS:
+                found = [cells.get(str(t), {}).get(column) for t in tokens]
+                if any(found):
+                    lines.append(f"| {shape} | {title} | " + " | ".join(cell(f) if f else "" for f in found) + " |")
+        return "\n".join(lines)
+
+    return table
+
+
+def gemm_failures() -> str:
+    """Columns of moe_gemm.json that did not run, or whose results were not what their own weights give."""
+    path = RESULTS / "moe_gemm.json"
+    if not path.exists():
+        return ""
+    result = json.loads(path.read_text())
+    lines = [f"- {shape}, {column}: {text}" for shape, errors in result["errors"].items() for column, text in errors.items()]
+    for shape, checks in result["checks"].items():
+        for column, errors in checks.items():
+            wrong = {t: e for t, e in errors.items() if t != "tolerance" and not (e is not None and e <= errors["tolerance"])}
+            lines += [f"- {shape}, {column}: relative errors {wrong}, expected at most {errors['tolerance']}"] if wrong else []
+    return "\n".join(lines) or "Every column ran, and agreed with its reference."
+
+
 def schemes(model: str, calibrations: tuple[str, ...], layers: str, texts: tuple[str, ...]) -> Callable[[], str]:
     """KL and top-1 agreement for each of `texts`."""
 
@@ -125,9 +165,12 @@ def schemes(model: str, calibrations: tuple[str, ...], layers: str, texts: tuple
     return table
 
 
+GEMM_DECODE = gemm_table((1, 2, 4, 8, 16, 64), lambda c: f"{c['us']:.0f} ({100 * c['fraction']:.0f} %)")
+GEMM_PREFILL = gemm_table((256, 1024, 4096), lambda c: f"{c['tflops']:.0f} ({100 * c['fraction']:.0f} %)")
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"results": headlines},
-    "docs/results.md": {"results": everything, "gpu steps": gpu_steps, "nvme steps": nvme_steps},
+    "docs/results.md": {"results": everything, "gpu steps": gpu_steps, "nvme steps": nvme_steps, "gemm decode": GEMM_DECODE, "gemm prefill": GEMM_PREFILL, "gemm failures": gemm_failures},
     "docs/schemes.md": {
         "demo": schemes("demo", ("", "default"), "all", ("text", "chat")),
         "demo, own text": schemes("demo", ("own",), "all", ("text", "chat")),
