@@ -19,8 +19,10 @@ from moet.layout import RowGeometry
 from moet.models import Activation
 
 BF16, PLANES = 2.0**-8, 2.0**-15
-TINY = 2.0**-126
-"""Smaller numbers may be flushed to zero."""
+TINY, TINY_PLANES = 2.0**-126, 2.0**-115
+"""Smaller numbers may be flushed to zero; in planes, whose powers of two end at -114."""
+TINY_SUM = 2.0**-103
+"""And a sum of 32 columns of planes, of up to 15 * 32 * 32639 units, where a unit is below 2^-127."""
 SLOPE = 1.1
 """Largest slope of x * sigmoid(alpha * x), for every alpha (at 2.4 / alpha)."""
 FUNCTION = 2.0**-16
@@ -109,7 +111,7 @@ def rounded(values: torch.Tensor, planes: bool | None) -> torch.Tensor:
     if planes is False:
         return bf16
     blocks = torch.nn.functional.pad(values.abs(), (0, -columns % 32)).view(len(values), -1, 32)
-    of_blocks = (blocks.amax(-1) * PLANES + TINY).repeat_interleave(32, -1)[:, :columns]
+    of_blocks = (blocks.amax(-1) * PLANES + TINY_PLANES).repeat_interleave(32, -1)[:, :columns]
     return of_blocks if planes else torch.maximum(of_blocks, bf16)
 
 
@@ -125,7 +127,7 @@ class Sum:
 def product(values: torch.Tensor, worst: torch.Tensor, variance: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor) -> Sum:
     """values [n, K] @ matrix [N, K]^T + bias."""
     size, cut = matrix.abs(), accumulation(matrix.shape[1])
-    error = (worst + cut * values.abs()) @ size.T + cut * bias.abs() + TINY
+    error = (worst + cut * values.abs()) @ size.T + cut * bias.abs() + matrix.shape[1] / 32 * TINY_SUM
     return Sum(values @ matrix.T + bias, error, variance @ matrix.square().T)
 
 

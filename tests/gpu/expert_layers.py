@@ -146,8 +146,8 @@ def poison_memory(emulated: bool, megabytes: int = 256) -> None:
 
 def poison_scratch(runtime: DeviceRuntime) -> None:
     """NaN in all scratch that holds nothing between calls."""
-    for name in ("_act", "_y"):
-        getattr(runtime, name).view(torch.uint8).fill_(0xFF)
+    for tensor in runtime._scratch.tensors:
+        tensor.view(torch.uint8).fill_(0xFF)
 
 
 def device_of(emulated: bool) -> str:

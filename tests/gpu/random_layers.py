@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from layout_cases import random_expert
 
-from moet.kernels.expert_mlp import cuda
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, SMALL, size_of
 from moet.layout import RowGeometry, pack_row
 from moet.layout.planes import PROJECTIONS
 from moet.models import Activation
-from moet.moe.scan import LARGE
 
 ACTIVATIONS = {"swiglu": Activation(), "clamped": Activation("swiglu", 7.0), "oai": Activation("swiglu_oai", 7.0, 1.702)}
 ROUTINGS = ("uniform", "one expert", "two experts", "twice", "holes", "out of range", "masked")
@@ -22,7 +21,7 @@ STRAY = (-1, -7, -(1 << 31), (1 << 31) - 1, 1 << 20)
 
 def computed_with_planes(format: str, pairs: int, experts: int, scan: bool) -> bool:
     """Whether the GEMMs that a call gets round activations to two int8 planes; else they are bf16."""
-    return format in getattr(cuda, "INTEGER_FORMATS", ()) and not (scan and pairs >= LARGE * experts)
+    return format in INTEGER_FORMATS and size_of(pairs, experts, scan) in SMALL
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,16 @@ def draw(format: str, seed: int, small: bool) -> Case:
     """small: what the emulator computes in a second."""
     rng = np.random.default_rng([seed, sum(map(ord, format))])
     most, group = (168 if small else 520), {"mxfp4": 32, "nvfp4": 16}.get(format, 8)
-    size = lambda step: int(step * rng.integers(1, most // step + 1))
-    inter = size(group if format in ("mxfp4", "nvfp4") else 1)
+    size = lambda step, most: int(step * rng.integers(1, most // step + 1))
+    # Long sums, so that each warp has several chunks one after the other: of gate and up, of down, or of both on a GPU.
+    long = (seed % 4 == 3, seed % 8 >= 6)
+    hidden = size(group, most) + (960 if long[0] else 0)
+    inter = size(group if format in ("mxfp4", "nvfp4") else 1, most // 4 if small and long[0] else most) + (960 if long[1] and not (small and long[0]) else 0)
     world = int(rng.choice([1, 1, 2, 3, 4, 8]))
     world = min(world, -(-inter // 32))
     counts = (1, 2, 3, 7, 8, 9, 11) if small else (1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 129, 300)
     return Case(
-        format, seed, size(group), inter, bool(rng.integers(2)), str(rng.choice(list(ACTIVATIONS))), experts=int(rng.integers(1, 9 if small else 25)),
+        format, seed, hidden, inter, bool(rng.integers(2)), str(rng.choice(list(ACTIVATIONS))), experts=int(rng.integers(1, 5 if small and any(long) else 9 if small else 25)),
         top_k=int(rng.integers(1, 5 if small else 9)), tokens=int(rng.choice(counts)), routing=ROUTINGS[seed % len(ROUTINGS)], values=str(rng.choice(VALUES)),
         inner=int(rng.choice([0, 0, -30, 30])), outer=int(rng.choice([0, 0, -40, 40])), rank=int(rng.integers(world)), world=world,
         coverage=float(rng.choice([0, 0.5, 1])),
