@@ -18,9 +18,22 @@ DEVICE Mxfp8 mxfp8_rows(void* memory, i32 rows, i32 columns) {
 DEVICE Mxfp8 x_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.x_planes.codes, a.layer.tokens, a.hidden); }
 DEVICE Mxfp8 act_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.act, a.layer.tokens * a.layer.top_k, 32 * a.tiles); }
 
-DEVICE u32 magnitude_bits(float v) { return as_bits(v) & 0x7fffffffu; }
-DEVICE u32 larger(u32 a, u32 b) { return a > b ? a : b; }
-// most: bits of the largest magnitude, which order as the values do, NaN above infinity. 1.75 * 2^8 is E4M3's largest number.
+// Bits of the largest magnitude of a block, which order as the values do, NaN above infinity. Eight lanes have four values each: every lanes-th of the warp's.
+template <i32 lanes> DEVICE u32 largest(const float (&v)[4]) {
+  u32 most = 0;
+#pragma unroll
+  for (i32 e = 0; e < 4; ++e) {
+    const u32 magnitude = as_bits(v[e]) & 0x7fffffffu;
+    most = most > magnitude ? most : magnitude;
+  }
+#pragma unroll
+  for (i32 by = lanes; by < 8 * lanes; by *= 2) {
+    const u32 other = shuffle_xor(most, by);
+    most = most > other ? most : other;
+  }
+  return most;
+}
+// most: of a block. 1.75 * 2^8 is E4M3's largest number.
 DEVICE u32 mx_scale(u32 most) {
   const u32 exponent = (most + 0x1fffffu) >> 23;
   return most >= 0x7f800000u ? 255 : exponent > 8 ? exponent - 8 : 0;
@@ -33,9 +46,9 @@ DEVICE void store_mxfp8(const Mxfp8& to, i64 row, i32 block, i32 g, const float 
 #pragma unroll
   for (i32 e = 0; e < 4; ++e) c[e] = multiply(v[e], inverse);
   u8* codes = to.codes + row * to.stride + 32 * block + code_position(g);
-  constexpr i32 second = kBits == 8 ? 1 : 2;   // of the first pair; nibbles: even columns, then odd ones
+  constexpr i32 second = kBits == 8 ? 1 : 2;   // of the first pair
   *reinterpret_cast<u16*>(codes) = static_cast<u16>(pack_e4m3(c[0], c[second]));
-  *reinterpret_cast<u16*>(codes + kApart) = static_cast<u16>(pack_e4m3(c[second ^ 3], c[3]));
+  *reinterpret_cast<u16*>(codes + kPairsApart) = static_cast<u16>(pack_e4m3(c[second ^ 3], c[3]));
   if (g == 0) to.scales[row * (to.stride / 32) + block] = static_cast<u8>(scale == 255 ? 255 : scale + kCodeShift);
 }
 
@@ -55,9 +68,7 @@ KERNEL(quantize_x, MlpArgs, args, 256) {
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) v[e] = as_float(e & 1 ? words[e >> 1] & 0xffff0000u : words[e >> 1] << 16);
     }
-    u32 most = larger(larger(magnitude_bits(v[0]), magnitude_bits(v[1])), larger(magnitude_bits(v[2]), magnitude_bits(v[3])));
-#pragma unroll
-    for (i32 lanes = 1; lanes < 8; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
+    const u32 most = largest<1>(v);
     if (item < total) store_mxfp8(to, row, block, g, v, most);
   }
 }

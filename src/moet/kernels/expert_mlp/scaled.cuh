@@ -1,6 +1,7 @@
 // The two GEMMs of a prefill with MXFP8 activations and block-scaled tensor cores (sm_120a; elsewhere emulated, for tests). As in large.cuh a block takes 4 strips,
 // one a warp, and 64 pairs, and decodes weights once for the 64. Activations come as copies beside the products, 128 columns at a time in two buffers.
 #pragma once
+#include "epilogue.cuh"
 #include "mxfp8.cuh"
 
 constexpr i32 kScaledWarps = 4, kScaledTokens = 64, kScaledTiles = kScaledTokens / 8;
@@ -48,7 +49,8 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
 #pragma unroll
         for (i32 i = 0; i < 2; ++i) scaled_fragment(next[half], i, t, a[2 * half + i]);
         inner[half] = inner_scales(next[half], t);
-        outer_scales(next[half], after[half]);
+#pragma unroll
+        for (i32 r = 0; r < 4; ++r) after[half][r] = outer_scale(next[half], r);
         load_scaled(next[half], block_of(strip, k + 1), half, g, t);
       }
 #pragma unroll
@@ -60,14 +62,23 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
         for (i32 f = 0; f < 4; ++f) {
           float part[4] = {};
           float (&to)[4] = sum[f >> 1][n][f & 1];
-          mma_block_scaled(kScaleInside ? to : part, a[f], column, inner[f >> 1], kScaleInside ? 2 * (f & 1) : 0, scales[n >> 2], b, n & 3);
-          if (!kScaleInside) {
+          mma_block_scaled(kScaleOfBlocks ? part : to, a[f], column, inner[f >> 1], kScaleInside ? 2 * (f & 1) : 0, scales[n >> 2], b, n & 3);
+          if (kScaleOfBlocks) {
 #pragma unroll
             for (i32 q = 0; q < 4; ++q) to[q] = fused_multiply_add(part[q], after[f >> 1][2 * (f & 1) + (q >> 1)], to[q]);
           }
         }
       }
     }
+  }
+  if (kFormat != kFp8Row || !mine) return;
+#pragma unroll
+  for (i32 half = 0; half < 2; ++half) {
+    const Vec4 scales = load_vector(strip.at, kCodeBytes + (32 * half + 4 * g) * 4);   // every block has them
+#pragma unroll
+    for (i32 n = 0; n < kScaledTiles; ++n)
+#pragma unroll
+      for (i32 e = 0; e < 8; ++e) sum[half][n][e >> 2][e & 3] = multiply(sum[half][n][e >> 2][e & 3], as_float(word_of(scales, e >> 1)));
   }
 }
 
@@ -92,23 +103,15 @@ KERNEL(gate_up_scaled, MlpArgs, args, 128) {
     multiply_scaled(strip, mine, x, pair < count ? plan.pairs[position + pair] / args.layer.top_k : -1, count, stages, sum);
     if (!mine) continue;
     // A tile's 32 values of a pair are a block of its activations; lanes g have four each.
+    const TileTerms terms = tile_terms(args, row, strip, number, g);
 #pragma unroll
     for (i32 n = 0; n < kScaledTiles; ++n) {
       if (8 * n >= count) break;
 #pragma unroll
       for (i32 q = 0; q < 2; ++q) {
         float v[4];
-        u32 most = 0;
-#pragma unroll
-        for (i32 e = 0; e < 4; ++e) {
-          const i32 value = 4 * g + e;
-          const float gate = fused_multiply_add(sum[0][n][e >> 1][2 * (e & 1) + q], multiplier(args, row, 0), tile_bias(args, strip, 0, value));
-          const float up = fused_multiply_add(sum[1][n][e >> 1][2 * (e & 1) + q], multiplier(args, row, 1), tile_bias(args, strip, 1, value));
-          v[e] = 32 * (args.tile_begin + number) + value < args.inter ? activate(args, gate, up) : 0.0f;
-          most = larger(most, magnitude_bits(v[e]));
-        }
-#pragma unroll
-        for (i32 lanes = 4; lanes < 32; lanes *= 2) most = larger(most, shuffle_xor(most, lanes));
+        middle_values<kScaledTiles>(args, terms, sum, n, q, v);
+        const u32 most = largest<4>(v);
         const i32 here = 8 * n + 2 * t + q;
         if (here < count) store_mxfp8(act, position + here, number, g, v, most);
       }
@@ -122,7 +125,7 @@ KERNEL(down_scaled, MlpArgs, args, 128) {
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
   const Mxfp8 act = act_mxfp8(args);
-  const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4, strips = hidden_padded(args) / 64;
+  const i32 warp = thread_id() / 32, strips = hidden_padded(args) / 64;
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[1][args.wave], kScaledTokens, (strips + kScaledWarps - 1) / kScaledWarps, work)) {
     const bool lost = row_failed(plan, work.step);
@@ -133,26 +136,6 @@ KERNEL(down_scaled, MlpArgs, args, 128) {
     const bool mine = number < strips;
     float sum[2][kScaledTiles][2][4] = {};
     if (!lost) multiply_scaled(w2_strip(args, row, mine ? number : 0), mine, act, pair < count ? position + pair : -1, count, stages, sum);
-    if (!mine) continue;
-#pragma unroll
-    for (i32 n = 0; n < kScaledTiles; ++n)
-#pragma unroll
-      for (i32 q = 0; q < 2; ++q) {
-        const i32 here = 8 * n + 2 * t + q;
-        if (here >= count) continue;
-        u16* to = args.y + static_cast<i64>(plan.pairs[position + here]) * args.hidden;
-#pragma unroll
-        for (i32 half = 0; half < 2; ++half)
-#pragma unroll
-          for (i32 i = 0; i < 2; ++i) {
-            const i32 column = 64 * number + 32 * half + 4 * g + 2 * i;   // hidden is even
-            if (column >= args.hidden) continue;
-            float v[2];
-#pragma unroll
-            for (i32 r = 0; r < 2; ++r)
-              v[r] = lost ? 0.0f : fused_multiply_add(sum[half][n][i][2 * r + q], multiplier(args, row, 2), down_bias(args, row, column + r));
-            *reinterpret_cast<u32*>(to + column) = pack_bf16(v[0], v[1]);
-          }
-      }
+    if (mine) store_answers<kScaledTiles>(args, row, lost, number, position, count, sum);
   }
 }

@@ -1,8 +1,8 @@
 // Codes of a row (docs/row-format.md) to the E4M3 A fragments of mma_block_scaled: 32 columns, a scale's block, an instruction. FORMAT as in weights.cuh.
 //
-// All levels are E4M3 numbers. UE8M0 scales (sym2, mxfp4) go into the instruction as they are; the others are not powers of two and multiply the float32
-// sum of their 32 columns behind it, with 2^0 inside. nvfp4 has a scale for 16 columns, so half of each instruction would be zeros: it stays with large.cuh,
-// like bf16.
+// All levels are E4M3 numbers. UE8M0 scales (sym2, mxfp4) go into the instruction as they are. The others are no powers of two: with 2^0 inside, they multiply
+// the float32 sum of their 32 columns behind it (tcq2, fp8), or that of all columns (fp8_row). nvfp4 has a scale for 16 columns, so half of each instruction
+// would be zeros: it stays with large.cuh, like bf16.
 //
 // All four lanes of a row must hold columns of one block, so a 2-bit word, 16 columns, is read by two lanes. Each takes the codes that are whole nibbles for
 // it: lane t has step t % 2, and of that the even (t < 2) or the odd columns. A nibble is then an index for a byte permute, and for tcq2 it has the next
@@ -11,31 +11,29 @@
 #include "../gpu/block_scaled.cuh"
 #include "weights.cuh"
 
-constexpr bool kScalable = kFormat != kNvfp4 && kFormat != kBf16;
-constexpr bool kScaleInside = kFormat == kSym2 || kFormat == kMxfp4;
+static_assert(kFormat != kNvfp4 && kFormat != kBf16, "a row format whose levels are E4M3 with one scale for 32 columns");
+constexpr bool kScaleInside = kFormat == kSym2 || kFormat == kMxfp4, kScaleOfBlocks = kFormat == kTcq2 || kFormat == kFp8;
 constexpr i32 kCodeWords = kBits == 8 ? 2 : 1;   // of a lane for a row
 constexpr u32 kUnit = 0x7f7f7f7fu;   // 2^0, four times
 constexpr u32 kCodeShift = kFormat == kMxfp4 ? 6 : 0;   // its codes stand for 2^-6 of the levels; the activations' scales take that back
 
-// Where columns 4g + e of a block stand in its 32 bytes of activations: e = 0 and kSecond - the next one's for e = 2 or kSecond ^ 3, at first_position, ...
-constexpr i32 kApart = kBits == 2 ? 16 : kBits == 4 ? 4 : 2;
+// Columns 4g .. 4g + 3 of a block, two and two, in its 32 bytes of activations: the even ones at code_position, the odd ones kPairsApart on (8 bits: the first two, the
+// last two).
+constexpr i32 kPairsApart = kBits == 2 ? 16 : kBits == 4 ? 4 : 2;
 DEVICE i32 code_position(i32 g) { return kBits == 2 ? 8 * (g >> 2) + 2 * (g & 3) : kBits == 4 ? 8 * (g >> 1) + 2 * (g & 1) : 8 * (g & 3) + 4 * (g >> 2); }
 
 // What a lane holds of 32 rows x 32 columns: the words of rows 4g .. 4g + 3, and their scales.
 struct ScaledBlock {
   Vec4 words[kCodeWords];
-  u32 scales;       // one a byte
-  Vec4 after;       // fp8: one float32 for all; fp8_row: four
+  u32 scales;       // one a byte; fp8: float32 bits, of all of them
 };
 
 DEVICE void load_scaled(ScaledBlock& b, const u8* block, i32 half, i32 g, i32 t) {
   const i32 row = 32 * half + 4 * g;
-  const u8* scales = block + kCodeBytes;
 #pragma unroll
-  for (i32 i = 0; i < kCodeWords; ++i) b.words[i] = load_words(block + ((4 * i + (kBits == 2 ? t & 1 : t)) * 64 + row) * 4);
-  if (kBits <= 4) b.scales = load_word(scales + row);
-  if (kFormat == kFp8) b.after.x = load_word(scales + 4 * half);
-  if (kFormat == kFp8Row) b.after = load_words(scales + row * 4);
+  for (i32 i = 0; i < kCodeWords; ++i) b.words[i] = load_once(block, ((4 * i + (kBits == 2 ? t & 1 : t)) * 64 + row) * 4);
+  if (kBits <= 4) b.scales = load_single(block, kCodeBytes + row);
+  if (kFormat == kFp8) b.scales = load_single(block, kCodeBytes + 4 * half);
 }
 
 // The eight codes of row r.
@@ -66,9 +64,5 @@ DEVICE void scaled_fragment(const ScaledBlock& b, i32 i, i32 t, u32 (&a)[4]) {
 }
 // Lanes 4g and 4g + 1 give the scales of an instruction's rows g and g + 8: fragment i takes byte 2i.
 DEVICE u32 inner_scales(const ScaledBlock& b, i32 t) { return kScaleInside ? b.scales >> (8 * (t & 1)) : kUnit; }
-// Of rows 4g .. 4g + 3, behind the product.
-DEVICE void outer_scales(const ScaledBlock& b, float (&after)[4]) {
-#pragma unroll
-  for (i32 r = 0; r < 4; ++r)
-    after[r] = as_float(kFormat == kTcq2 ? (b.scales >> (8 * r) & 255) * (1u << 20) + (112u << 23) : kFormat == kFp8 ? b.after.x : word_of(b.after, r));
-}
+// Of row r, behind the product.
+DEVICE float outer_scale(const ScaledBlock& b, i32 r) { return as_float(kFormat == kTcq2 ? ((b.scales >> (8 * r) & 255) << 20) + (112u << 23) : b.scales); }
