@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from moet.kernels.expert_mlp.cuda import MlpArgs
+from moet.kernels.expert_mlp.cuda import MlpArgs, padded
 from moet.kernels.gpu.module import Module
 from moet.kernels.paging.state import RESOLVE_THREADS
 
 INTEGER_FORMATS = ("sym2", "tcq2", "mxfp4", "nvfp4")
 """Row formats whose levels are small integers: their small kernels compute with int8 planes of the activations (activations.cuh)."""
-COMBINE_THREADS = 256
+COMBINE_THREADS = ARRANGE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: whoever finishes a strip then has at most two rounds of loads to do."""
 MEDIUM, LARGE = 2, 8
@@ -71,9 +71,18 @@ class ExpertKernels:
             self.pager.launch("begin", 1 + args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
         else:
             self.pager.launch("resolve", 1, RESOLVE_THREADS, args.layer, stream=stream)
+        if size == "large":
+            self._arrange(args, stream)
+
+    def _arrange(self, args: MlpArgs, stream: int) -> None:
+        if self.large.arranges:
+            units = args.layer.tokens * (padded(args.hidden) // 8)
+            self.module.launch("arrange", -(-units // ARRANGE_THREADS), ARRANGE_THREADS, args, stream=stream)
 
     def quantize(self, args: MlpArgs, size: str, stream: int) -> None:
         """The second half of `begin`, where the plan comes from elsewhere."""
+        if size == "large":
+            self._arrange(args, stream)
         if size in SMALL and self.format in INTEGER_FORMATS:
             self.pager.launch("quantize", args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
 
@@ -92,10 +101,15 @@ class ExpertKernels:
         self.module.launch(kernel.name, blocks, kernel.threads, args, kernel.shared_bytes(self.format, self.arch), stream)
 
     def _large(self, args: MlpArgs, stream: int) -> None:
-        pairs, most = args.layer.tokens * args.layer.top_k, 2 * max(1, self.multiprocessors - SPARED)
-        strips = -(-args.tiles // LARGE_STRIPS), -(-args.hidden // (64 * LARGE_STRIPS))
-        self.module.launch("gate_up_large", min(most, pairs * strips[0] + args.fetchers), LARGE_THREADS, args, stream=stream)
-        self.module.launch("down_large", min(most, pairs * strips[1]), LARGE_THREADS, args, stream=stream)
+        pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))
+        most = kernel.blocks * max(1, self.multiprocessors - SPARED)
+        for name, count, fetchers in (("gate_up_large", strips[0], args.fetchers), ("down_large", strips[1], 0)):
+            blocks = min(most, pairs * -(-count // kernel.strips) + fetchers)
+            self.module.launch(name, blocks, kernel.threads, args, kernel.shared_bytes, stream)
+
+    @property
+    def large(self) -> "LargeKernel":
+        return HOPPER if self.arch == 90 else MMA
 
     def combine(self, args: MlpArgs, stream: int) -> None:
         """The sum over places, for GEMMs that did not `combine`."""
@@ -103,5 +117,17 @@ class ExpertKernels:
         self.module.launch("combine", args.layer.tokens * per_row, COMBINE_THREADS, args, stream=stream)
 
 
-LARGE_THREADS, LARGE_STRIPS = 128, 4
-"""Of large.cuh; strips of a block."""
+@dataclass(frozen=True)
+class LargeKernel:
+    """Of large.cuh. blocks: of a multiprocessor; strips: of a block."""
+
+    threads: int
+    blocks: int
+    strips: int
+    shared_bytes: int
+    arranges: bool
+    """Reads activations in the order of columns.cuh."""
+
+
+MMA = LargeKernel(128, 2, 4, 0, False)
+HOPPER = LargeKernel(384, 1, 4, 223 << 10, True)   # kRingBytes of large_hopper.cuh, and what aligns them

