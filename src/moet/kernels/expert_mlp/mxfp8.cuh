@@ -19,7 +19,7 @@ DEVICE Mxfp8 x_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.x_planes.codes, a.l
 DEVICE Mxfp8 act_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.act, a.layer.tokens * a.layer.top_k, 32 * a.tiles); }
 
 // Bits of the largest magnitude of a block, which order as the values do, NaN above infinity. Eight lanes have four values each: every lanes-th of the warp's.
-template <i32 lanes> DEVICE u32 largest(const float (&v)[4]) {
+template <i32 lanes> DEVICE u32 largest_bits(const float (&v)[4]) {
   u32 most = 0;
 #pragma unroll
   for (i32 e = 0; e < 4; ++e) {
@@ -68,7 +68,7 @@ KERNEL(quantize_x, MlpArgs, args, 256) {
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) v[e] = as_float(e & 1 ? words[e >> 1] & 0xffff0000u : words[e >> 1] << 16);
     }
-    const u32 most = largest<1>(v);
+    const u32 most = largest_bits<1>(v);
     if (item < total) store_mxfp8(to, row, block, g, v, most);
   }
 }

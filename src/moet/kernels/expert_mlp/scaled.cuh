@@ -5,27 +5,27 @@
 #include "mxfp8.cuh"
 
 constexpr i32 kScaledWarps = 4, kScaledTokens = 64, kScaledTiles = kScaledTokens / 8;
-constexpr i32 kStageBlocks = 4, kStagePitch = 32 * kStageBlocks + 32;   // bytes of a row: half a warp then reads 8 bytes at each of 16 different banks' pairs
-struct Stage {
-  Vec4 codes[kScaledTokens * kStagePitch / 16];
+constexpr i32 kScaledBlocks = 4, kScaledPitch = 32 * kScaledBlocks + 32;   // bytes of a row: half a warp then reads 8 bytes at each of 16 different banks' pairs
+struct ScaledStage {
+  Vec4 codes[kScaledTokens * kScaledPitch / 16];
   u32 scales[kScaledTokens];
 };
-struct Stages { Stage of[2]; };
+struct ScaledStages { ScaledStage of[2]; };
 
 // Two threads a row. row: in `from`, negative: none, what is in the buffer does no harm, since a column of B reaches only its own column of D.
-DEVICE void copy_stage(Stage& to, const Mxfp8& from, i64 row, i32 stage) {
+DEVICE void copy_scaled(ScaledStage& to, const Mxfp8& from, i64 row, i32 stage) {
   if (row < 0) return;
   const i32 here = thread_id() / 2, odd = thread_id() % 2;
-  const u8* codes = from.codes + row * from.stride + 32 * kStageBlocks * stage;
+  const u8* codes = from.codes + row * from.stride + 32 * kScaledBlocks * stage;
 #pragma unroll
-  for (i32 i = 0; i < kStageBlocks; ++i) copy_async16(&to.codes[here * (kStagePitch / 16) + 2 * i + odd], codes + 16 * (2 * i + odd));
-  if (odd) copy_async4(&to.scales[here], from.scales + (row * from.stride / 32 + kStageBlocks * stage));
+  for (i32 i = 0; i < kScaledBlocks; ++i) copy_async16(&to.codes[here * (kScaledPitch / 16) + 2 * i + odd], codes + 16 * (2 * i + odd));
+  if (odd) copy_async4(&to.scales[here], from.scales + (row * from.stride / 32 + kScaledBlocks * stage));
 }
 
 // sum[half][n][i][q]: rows 32 half + 4g + 2i + q / 2 of the warp's strip, pairs 8n + 2t + q % 2. `mine`: the warp has a strip. count: of pairs.
-DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i64 row, i32 count, Stages& stages, float (&sum)[2][kScaledTiles][2][4]) {
-  const i32 lane = thread_id() % 32, g = lane / 4, t = lane % 4, last = (strip.blocks + kStageBlocks - 1) / kStageBlocks;
-  copy_stage(stages.of[0], from, row, 0);
+DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i64 row, i32 count, ScaledStages& stages, float (&sum)[2][kScaledTiles][2][4]) {
+  const i32 lane = thread_id() % 32, g = lane / 4, t = lane % 4, last = (strip.blocks + kScaledBlocks - 1) / kScaledBlocks;
+  copy_scaled(stages.of[0], from, row, 0);
   ScaledBlock next[2];
   if (mine)
 #pragma unroll
@@ -33,14 +33,14 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
   for (i32 s = 0; s < last; ++s) {
     copies_landed();
     sync_block();
-    if (s + 1 < last) copy_stage(stages.of[(s + 1) & 1], from, row, s + 1);
+    if (s + 1 < last) copy_scaled(stages.of[(s + 1) & 1], from, row, s + 1);
     if (!mine) continue;
-    const Stage& stage = stages.of[s & 1];
-    const u8* codes = reinterpret_cast<const u8*>(stage.codes) + g * kStagePitch + 8 * t;
+    const ScaledStage& stage = stages.of[s & 1];
+    const u8* codes = reinterpret_cast<const u8*>(stage.codes) + g * kScaledPitch + 8 * t;
     const u32 scales[2] = {stage.scales[8 * t + g], stage.scales[32 + 8 * t + g]};   // lane t has those of tiles t and 4 + t, for all four blocks
 #pragma unroll
-    for (i32 b = 0; b < kStageBlocks; ++b) {
-      const i32 k = kStageBlocks * s + b;
+    for (i32 b = 0; b < kScaledBlocks; ++b) {
+      const i32 k = kScaledBlocks * s + b;
       if (k >= strip.blocks) break;
       u32 a[4][4], inner[2];   // fragment 2 * half + i
       float after[2][4];
@@ -56,7 +56,7 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
 #pragma unroll
       for (i32 n = 0; n < kScaledTiles; ++n) {
         if (n == kScaledTiles / 2 && count <= 8 * n) break;
-        const Vec2 pair = *reinterpret_cast<const Vec2*>(codes + 8 * n * kStagePitch + 32 * b);
+        const Vec2 pair = *reinterpret_cast<const Vec2*>(codes + 8 * n * kScaledPitch + 32 * b);
         const u32 column[2] = {pair.x, pair.y};
 #pragma unroll
         for (i32 f = 0; f < 4; ++f) {
@@ -83,7 +83,7 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
 }
 
 KERNEL(gate_up_scaled, MlpArgs, args, 128) {
-  SHARED(Stages, stages);
+  SHARED(ScaledStages, stages);
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
   fetch_first(args);
@@ -111,7 +111,7 @@ KERNEL(gate_up_scaled, MlpArgs, args, 128) {
       for (i32 q = 0; q < 2; ++q) {
         float v[4];
         middle_values<kScaledTiles>(args, terms, sum, n, q, v);
-        const u32 most = largest<4>(v);
+        const u32 most = largest_bits<4>(v);
         const i32 here = 8 * n + 2 * t + q;
         if (here < count) store_mxfp8(act, position + here, number, g, v, most);
       }
@@ -121,7 +121,7 @@ KERNEL(gate_up_scaled, MlpArgs, args, 128) {
 }
 
 KERNEL(down_scaled, MlpArgs, args, 128) {
-  SHARED(Stages, stages);
+  SHARED(ScaledStages, stages);
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
   const Mxfp8 act = act_mxfp8(args);
