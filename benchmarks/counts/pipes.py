@@ -1,9 +1,11 @@
 """Which pipe an instruction takes, what pipes take a clock, and the GPUs that the counts are held against.
 
-Lanes a clock and multiprocessor: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions". Products a clock: the dense rates of NVIDIA's architecture papers
+Lanes a clock and multiprocessor: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions"; sm_120's 128 for integer additions are counted as 64, which is what shifts and
+byte permutes have. Products a clock: the dense rates of NVIDIA's architecture papers
 by multiprocessors, boost clock and 2. PRO 6000's tensor cores add in float32 at the full rate, GeForce's at half of it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sass import Instruction
@@ -45,12 +47,15 @@ class Architecture:
     issue: int = 128
 
 
+SHARED = 128
+"""Bytes a clock and multiprocessor of shared memory, without conflicts of banks."""
+
 ARCHITECTURES = {
     "sm_80": Architecture(half=64, alu=64, fma=64, heavy=64, bf16=1024, int8=2048, fp8=0),
     "sm_86": Architecture(half=64, alu=64, fma=128, heavy=64, bf16=256, int8=1024, fp8=0),
     "sm_89": Architecture(half=64, alu=64, fma=128, heavy=64, bf16=256, int8=1024, fp8=512),
     "sm_90a": Architecture(half=128, alu=64, fma=128, heavy=64, bf16=1024, int8=2048, fp8=0, wgmma=2048),
-    "sm_120a": Architecture(half=64, alu=128, fma=128, heavy=64, bf16=256, int8=1024, fp8=512),
+    "sm_120a": Architecture(half=64, alu=64, fma=128, heavy=64, bf16=256, int8=1024, fp8=512),
 }
 
 
@@ -91,13 +96,22 @@ def products(i: Instruction, arch: Architecture) -> float:
     return work / (rate or arch.bf16)
 
 
-def bounds(counts: dict[str, int], tensor_clocks: float, weights: int, arch: Architecture) -> dict[str, float]:
-    """Weights a clock and multiprocessor that each pipe allows. counts: a warp's instructions by pipe for `weights`; tensor_clocks: `products` of its MMAs."""
+def shared_bytes(i: Instruction) -> int:
+    """That a warp's instruction moves between registers and shared memory."""
+    if i.name == "LDSM":
+        return 512 * int(i.opcode.rsplit(".", 1)[1]) // 4 if i.opcode[-1] in "24" else 128
+    if i.name not in ("LDS", "STS"):
+        return 0
+    return 32 * next((int(b) // 8 for b in i.opcode.split(".") if b in ("64", "128", "U8", "S8", "U16", "S16") and b.isdigit()), 4)
+
+
+def bounds(counts: Mapping[str, int], shared: int, tensor_clocks: float, weights: int, arch: Architecture) -> dict[str, float]:
+    """Weights a clock and multiprocessor that each pipe allows. counts: a warp's instructions by pipe for `weights`; shared: bytes; tensor_clocks: `products` of its MMAs."""
     lanes = lambda *pipes: 32 * sum(counts.get(p, 0) for p in pipes)
-    found = {
+    return {
         "alu": arch.alu * weights / max(1, lanes("alu")),
         "fma": weights / max(lanes("fma", "heavy", "half") / arch.fma, lanes("heavy") / arch.heavy, lanes("half") / arch.half, 1e-9),
         "issue": arch.issue * weights / max(1, 32 * sum(counts.values())),
+        "shared": SHARED * weights / max(1, shared),
         "tensor": weights / max(1e-9, tensor_clocks),
     }
-    return found

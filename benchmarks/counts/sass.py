@@ -91,7 +91,8 @@ def functions(text: str) -> dict[str, list[Instruction]]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Innermost of those that multiply. Loops inside it that do not (waiting for a copy) count once."""
+    """Innermost of those that multiply. body: the longest way through one turn, so that of alternatives (a product for each number of tokens) the largest counts; loops
+    inside it that do not multiply (waiting for a copy) count once."""
 
     address: int
     body: tuple[Instruction, ...]
@@ -143,7 +144,37 @@ def loops(instructions: list[Instruction]) -> list[Loop]:
                         open += [p for p in before[at] if above[p] is not None]
     multiply = {h: body for h, body in bodies.items() if any(i.is_mma for b in body for i in blocks[b])}
     inner = [h for h, body in multiply.items() if not any(other < body for other in multiply.values())]
-    return [Loop(blocks[h][0].address, tuple(i for b in sorted(multiply[h]) for i in blocks[b])) for h in sorted(inner)]
+    found = []
+    for head in sorted(inner):
+        body = multiply[head]
+        ahead = {b: [n for n in follows[b] if n in body and not _dominates(above, n, b)] for b in body}
+        ways = _longest(head, ahead, {b: len(blocks[b]) for b in body})
+        ends = [b for b in ways if head in follows[b]]
+        way = max((ways[b] for b in ends), key=lambda w: w[0])[1]
+        found.append(Loop(blocks[head][0].address, tuple(i for b in way for i in blocks[b])))
+    return found
+
+
+def _longest(head: int, follows: dict[int, list[int]], size: dict[int, int]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """Block -> instructions on the longest way to its end, and the way."""
+    order: list[int] = []
+    seen, stack = {head}, [(head, iter(follows[head]))]
+    while stack:
+        block, nexts = stack[-1]
+        following = next((n for n in nexts if n not in seen), None)
+        if following is None:
+            order.append(block)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(follows[following])))
+    ways = {head: (size[head], (head,))}
+    for block in reversed(order):
+        length, way = ways[block]
+        for n in follows[block]:
+            if n not in ways or length + size[n] > ways[n][0]:
+                ways[n] = (length + size[n], (*way, n))
+    return ways
 
 
 def _blocks(instructions: list[Instruction]) -> tuple[list[list[Instruction]], list[list[int]]]:
