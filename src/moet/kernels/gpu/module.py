@@ -98,8 +98,8 @@ class CudaModule:
 
 
 def architecture(major: int, minor: int) -> str:
-    """What to compile for: "sm_90a" and "sm_120a" have instructions that their successors lack (wgmma; block-scaled products)."""
-    return f"sm_{major}{minor}" + "a" * ((major, minor) in ((9, 0), (12, 0)))
+    """What to compile for: "sm_90a", "sm_120a" and "sm_121a" have instructions that successors lack (wgmma; block-scaled products)."""
+    return f"sm_{major}{minor}" + "a" * ((major, minor) in ((9, 0), (12, 0), (12, 1)))
 
 
 def capability(device: int) -> tuple[int, int]:
