@@ -8,6 +8,7 @@ Columns of others need vLLM 0.33 (and humming-kernels); those that do not run ar
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -18,11 +19,11 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parent / room) for room in ("gpu", "counts"))]
 
 import torch
-from gemm import ceilings, claims, counts
+from gemm import ahead, ceilings, claims, counts
 from gemm.bounds import Ceilings
 from gemm.columns import KINDS
 from gemm.shapes import SHAPES, TOKENS
-from gemm.table import ContextLost, Table, kinds_for
+from gemm.table import ContextLost, Table, describe, kinds_for
 from gemm.timing import SAMPLES
 from report import Report
 
@@ -74,9 +75,25 @@ def again(o: argparse.Namespace, report: Report) -> None:
     os.execv(sys.executable, [sys.executable, __file__, "--out", str(o.out), *lists, *more])
 
 
+def compile_kernels(o: argparse.Namespace, report: Report) -> None:
+    """Of ours now; of Humming, which takes a minute, beside the columns before it."""
+    kinds = {k.name: k for name in o.shapes for k in kinds_for(SHAPES[name], o.columns)}
+    if formats := [k.format for k in kinds.values() if k.ours]:
+        try:
+            with report.timed("our kernels"):
+                ahead.ours(formats)
+        except Exception as error:   # noqa: BLE001 (the columns say it too)
+            report.say(describe(error))
+    with_humming = [name for name in o.shapes if any(k.module == "humming" for k in kinds_for(SHAPES[name], o.columns))]
+    if with_humming and importlib.util.find_spec("humming"):
+        ahead.start_humming(with_humming, o.tokens, o.out / "humming.log")
+
+
 def main() -> None:
     o = options()
+    o.out.mkdir(parents=True, exist_ok=True)
     report = Report(o.out / "moe_gemm.json", MODE, o.seconds, o.commit)
+    compile_kernels(o, report)
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     earlier = json.loads(o.resume.read_text()) if o.resume else None

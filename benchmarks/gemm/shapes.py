@@ -11,7 +11,7 @@ from moet.models import Activation
 
 @dataclass(frozen=True)
 class Shape:
-    """experts, top_k: of a layer. full: every column is timed; else ours and one of each other kind (`Table.columns_of`)."""
+    """experts, top_k: of a layer. full: every column is timed (`gemm.columns.columns_of`)."""
 
     name: str
     hidden: int

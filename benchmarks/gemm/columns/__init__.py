@@ -43,7 +43,9 @@ KINDS = {
 }
 SHORT = ("tcq2", "mxfp4", "marlin_mxfp4")
 """Of a shape that is not timed in full: ours and one of the others."""
+UNIFORM = (*SHORT, "triton_fp8")
 
 
 def columns_of(shape: Shape) -> list[Kind]:
-    return [k for k in KINDS.values() if shape.full or k.name in SHORT]
+    chosen = UNIFORM if shape.routing == "uniform" else SHORT
+    return [k for k in KINDS.values() if shape.full or k.name in chosen]

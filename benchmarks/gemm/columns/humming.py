@@ -21,6 +21,74 @@ SCALE = 0.012
 """uint2: of a group, times 0.5 to 1.5; its codes mean -2, -1, 0, 1."""
 
 
+def schema_of(format: str) -> object:
+    """HummingWeightSchema."""
+    from vllm.utils.humming import HummingWeightSchema
+
+    e8m0 = {"b_dtype": "float4e2m1", "bs_dtype": "float8e8m0"} if format == "mxfp4" else {"b_dtype": "uint2"}
+    return HummingWeightSchema(**e8m0, weight_scale_group_size=GROUP[format])
+
+
+def sublayers(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each matrix."""
+    return {"w13": (2 * shape.inter, shape.hidden), "w2": (shape.hidden, shape.inter)}
+
+
+PADDING = {"pad_n_to_multiple": 256, "pad_k_to_multiple": 128}
+"""As vLLM asks for."""
+
+
+def experts_of(shape: Shape, format: str, configs: dict, tensors: dict[str, dict[str, torch.Tensor]], device: torch.device, tokens: tuple[int, ...]) -> object:
+    """vLLM's experts object over prepared weights, its tables of kernels cut down to the batches that are timed. tensors: of each sublayer; none to compile only."""
+    from vllm.model_executor.layers.fused_moe.experts.fused_humming_moe import HummingIndexedExperts
+    from vllm.model_executor.layers.quantization.utils.humming.moe import make_humming_moe_quant_config
+    from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
+
+    class Experts(HummingIndexedExperts):
+        def get_global_valid_shape_m(self, topk_ids: torch.Tensor) -> int:
+            return topk_ids.numel()   # without data parallelism, as vLLM's own, which asks a forward context
+
+    moe = SimpleNamespace(
+        device=device, in_dtype=torch.bfloat16, num_local_experts=shape.experts, num_experts=shape.experts, experts_per_token=shape.top_k, swiglu_limit=None,
+        swiglu_alpha=None, swiglu_beta=None, activation_situ_beta=None, activation_situ_linear_beta=None,
+    )  # fmt: skip
+    first, second = (tensors.get(name, {}) for name in ("w13", "w2"))
+    quant = make_humming_moe_quant_config(
+        quant_dtype=None, weight_dtype=str(schema_of(format).b_dtype), weight_group_shape=GroupShape(row=GROUP[format], col=1), w1_scale=first.get("weight_scale"),
+        w2_scale=second.get("weight_scale"), w1_gscale=first.get("weight_scale_2"), w2_gscale=second.get("weight_scale_2"), humming_configs=configs,
+    )  # fmt: skip
+    experts = Experts(moe_config=moe, quant_config=quant)
+    pairs = [t * shape.top_k for t in tokens]
+    for name in ("w13", "w2"):   # the first call would compile all 30 kernels of a table
+        used = [row for row in getattr(experts, f"{name}_tuning_config") if any(row[0] < n <= row[1] for n in pairs)]
+        setattr(experts, f"{name}_tuning_config", used)
+        setattr(experts, f"{name}_tuning_config_str", json.dumps(used))
+    return experts
+
+
+def compile_ahead(shape: Shape, format: str, device: torch.device, tokens: tuple[int, ...]) -> None:
+    """Compiles the GEMMs of a column into Humming's cache on disk."""
+    from humming.kernel.humming import HummingKernel
+    from humming.transform import prepare_layer_config
+    from vllm.utils.humming import HummingInputSchema
+
+    configs = {
+        name: prepare_layer_config(
+            n, k, schema_of(format), HummingInputSchema(), num_experts=shape.experts, torch_dtype=torch.bfloat16, device=device, **PADDING
+        )
+        for name, (n, k) in sublayers(shape).items()
+    }  # fmt: skip
+    experts = experts_of(shape, format, configs, {}, device, tokens)
+    for name, config in configs.items():
+        HummingKernel.prepare_kernels(config.to_str(), experts.compute_config_str, getattr(experts, f"{name}_tuning_config_str"), device)
+
+
+def choose_compiler() -> None:
+    """NVRTC needs nvrtc.h, which toolkits may lack."""
+    if shutil.which("nvcc"):
+        os.environ.setdefault("HUMMING_COMPILER", "nvcc")
+
+
 class Humming:
     """See Column. Both copies hold the same numbers at different addresses. tokens: batches that kernels are compiled for."""
 
@@ -29,15 +97,16 @@ class Humming:
     def __init__(self, shape: Shape, format: str, device: torch.device, tokens: tuple[int, ...]) -> None:
         if shape.biased:
             raise NotImplementedError("this column has no biases")
-        if shutil.which("nvcc"):
-            os.environ.setdefault("HUMMING_COMPILER", "nvcc")   # NVRTC needs nvrtc.h, which toolkits may lack
+        choose_compiler()
         self.shape, self.format = shape, format
         e, h, f, bits = shape.experts, shape.hidden, shape.inter, 2 if format == "uint2" else 4
         self.codes = [fp4.nibbles(e, n, k * bits // 4, device, seed) for seed, (n, k) in enumerate(((2 * f, h), (h, f)))]
         self.scales = [self._scales(n, k, device, seed) for seed, (n, k) in enumerate(((2 * f, h), (h, f)))]
         self.experts = self._prepare(device, tokens)
         self.expert_bytes = shape.weights * (bits / 8 + (1 / 32 if format == "mxfp4" else 2 / 64))
-        self.notes = {"compiler": os.environ.get("HUMMING_COMPILER", "nvrtc"), "tiles": self.tiles}
+        experts = self.experts[0][0]
+        tiles = {n: [[*row[:2], list(row[2]["block_shape"]), row[2].get("mma_type")] for row in getattr(experts, f"{n}_tuning_config")] for n in ("w13", "w2")}
+        self.notes = {"compiler": os.environ.get("HUMMING_COMPILER", "nvrtc"), "tiles": tiles}
 
     def _scales(self, n: int, k: int, device: torch.device, seed: int) -> torch.Tensor:
         groups = k // GROUP[self.format]
@@ -46,45 +115,21 @@ class Humming:
         generator = torch.Generator(device).manual_seed(seed)
         return (SCALE * (torch.rand((self.shape.experts, n, groups), device=device, generator=generator) + 0.5)).bfloat16()
 
-    def _prepare(self, device: torch.device, tokens: tuple[int, ...]) -> list:
-        """vLLM's experts object of each copy, with its tables of kernels cut down to the batches that are timed."""
-        from vllm.model_executor.layers.fused_moe.experts.fused_humming_moe import HummingIndexedExperts
-        from vllm.model_executor.layers.quantization.utils.humming.moe import make_humming_moe_quant_config
-        from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
-        from vllm.utils.humming import (
-            HummingInputSchema,
-            HummingWeightSchema,
-            prepare_and_transform_humming_tensors,
-        )
+    def _prepare(self, device: torch.device, tokens: tuple[int, ...]) -> list[tuple[object, torch.Tensor, torch.Tensor]]:
+        """Of each copy: vLLM's experts object, w13 and w2."""
+        from vllm.utils.humming import HummingInputSchema, prepare_and_transform_humming_tensors
 
-        class Experts(HummingIndexedExperts):
-            def get_global_valid_shape_m(self, topk_ids: torch.Tensor) -> int:
-                return topk_ids.numel()   # without data parallelism, as vLLM's own, which asks a forward context
-
-        shape, group = self.shape, GROUP[self.format]
-        e8m0 = {"b_dtype": "float4e2m1", "bs_dtype": "float8e8m0"} if self.format == "mxfp4" else {"b_dtype": "uint2"}
-        schema = HummingWeightSchema(**e8m0, weight_scale_group_size=group)
         configs, tensors = {}, {}
-        for i, (name, n, k) in enumerate((("w13", 2 * shape.inter, shape.hidden), ("w2", shape.hidden, shape.inter))):
-            scale = self.scales[i].view(torch.float8_e8m0fnu) if self.format == "mxfp4" else self.scales[i]
+        for (name, (n, k)), codes, scales in zip(sublayers(self.shape).items(), self.codes, self.scales, strict=True):
+            scales = scales.view(torch.float8_e8m0fnu) if self.format == "mxfp4" else scales
             configs[name], tensors[name] = prepare_and_transform_humming_tensors(
-                tensors={"weight": self.codes[i].view(torch.int32), "weight_scale": scale}, shape_n=n, shape_k=k, pad_n_to_multiple=256, pad_k_to_multiple=128,
-                input_schema=HummingInputSchema(), weight_schema=schema, num_experts=shape.experts, torch_dtype=torch.bfloat16, device=device,
+                tensors={"weight": codes.view(torch.int32), "weight_scale": scales}, shape_n=n, shape_k=k, input_schema=HummingInputSchema(),
+                weight_schema=schema_of(self.format), num_experts=self.shape.experts, torch_dtype=torch.bfloat16, device=device, **PADDING,
             )  # fmt: skip
-        moe = SimpleNamespace(
-            device=device, in_dtype=torch.bfloat16, num_local_experts=shape.experts, num_experts=shape.experts, experts_per_token=shape.top_k, swiglu_limit=None,
-            swiglu_alpha=None, swiglu_beta=None, activation_situ_beta=None, activation_situ_linear_beta=None,
-        )  # fmt: skip
         made = []
         for copy in range(self.copies):
             own = {name: {k: v.clone() if copy else v for k, v in t.items()} for name, t in tensors.items()}
-            quant = make_humming_moe_quant_config(
-                quant_dtype=None, weight_dtype=str(schema.b_dtype), weight_group_shape=GroupShape(row=group, col=1), w1_scale=own["w13"]["weight_scale"],
-                w2_scale=own["w2"]["weight_scale"], w1_gscale=own["w13"].get("weight_scale_2"), w2_gscale=own["w2"].get("weight_scale_2"), humming_configs=configs,
-            )  # fmt: skip
-            experts = Experts(moe_config=moe, quant_config=quant)
-            self.tiles = keep_used(experts, [t * shape.top_k for t in tokens])
-            made.append((experts, own["w13"]["weight"], own["w2"]["weight"]))
+            made.append((experts_of(self.shape, self.format, configs, own, device, tokens), own["w13"]["weight"], own["w2"]["weight"]))
         return made
 
     def __call__(self, copy: int, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -114,17 +159,6 @@ class Humming:
 
     def close(self) -> None:
         self.experts, self.codes, self.scales = [], [], []
-
-
-def keep_used(experts: object, pairs: list[int]) -> dict[str, list]:
-    """Leaves those rows of an object's tables (from, to, configuration) that a number of pairs falls into, since the first call compiles all; returns their tiles."""
-    tiles = {}
-    for name in ("w13", "w2"):
-        used = [row for row in getattr(experts, f"{name}_tuning_config") if any(row[0] < n <= row[1] for n in pairs)]
-        setattr(experts, f"{name}_tuning_config", used)
-        setattr(experts, f"{name}_tuning_config_str", json.dumps(used))
-        tiles[name] = [[row[0], row[1], list(row[2]["block_shape"]), row[2].get("mma_type")] for row in used]
-    return tiles
 
 
 def make(shape: Shape, format: str, device: torch.device, tokens: tuple[int, ...]) -> Humming:
