@@ -9,6 +9,7 @@ GIB = 1 << 30
 
 Precision = Literal["base", "native"]
 Activations = Literal["int24", "fp32", "int16", "int8"]  # moet.kernels.ACTIVATIONS
+PrefillActivations = Literal["bf16", "mxfp8"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class MoetConfig:
     gpu_gib: memory for slots on each GPU, in GiB. gpu_percent: the same as a percentage of the bytes of the rows there. Neither: sized after the KV cache.
     fetch_blocks: thread blocks of a layer's first GEMM that copy missing rows. ring_rows: rows in each half of the ring that prefills
       stream through. wait_limit_s: a GPU that has seen no progress for this long gives a row up and fails the requests of the step. All three: CUDA only.
+    prefill_activations: number format of the activations inside the expert MLP in prefills on a GPU. mxfp8: for cards with block-scaled tensor cores (RTX 50, RTX PRO
+      Blackwell), faster there and coarser; elsewhere it is for tests.
     heat_dir: folder where the heat of a model's experts is kept between runs; empty: ~/.cache/moet/heat.
     run_dir: folder for the counters that /metrics shows; empty: one is made under the temporary folder and removed at the end.
     """
@@ -42,6 +45,7 @@ class MoetConfig:
     fetch_blocks: int = 8
     ring_rows: int = 32
     wait_limit_s: float = 30.0
+    prefill_activations: PrefillActivations = "bf16"
     heat_dir: str = ""
     run_dir: str = ""
 
@@ -50,6 +54,8 @@ class MoetConfig:
             raise ConfigError(f"moet.precision: expected one of {get_args(Precision)}, found {self.precision!r}")
         if self.activations not in get_args(Activations):
             raise ConfigError(f"moet.activations: expected one of {get_args(Activations)}, found {self.activations!r}")
+        if self.prefill_activations not in get_args(PrefillActivations):
+            raise ConfigError(f"moet.prefill_activations: expected one of {get_args(PrefillActivations)}, found {self.prefill_activations!r}")
         for tier, rest in (("ram", "all rows"), ("gpu", "sized after the KV cache")):
             gib, percent = getattr(self, f"{tier}_gib"), getattr(self, f"{tier}_percent")
             if not _is_number(gib) or not 0 <= gib < 1 << 20:

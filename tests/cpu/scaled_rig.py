@@ -9,7 +9,8 @@ import numpy as np
 from moet.kernels.expert_mlp import reference
 from moet.kernels.expert_mlp.cuda import MlpArgs, Planes, mlp_args
 from moet.kernels.expert_mlp.reference_mxfp8 import column_order, dequantize, quantize
-from moet.kernels.expert_mlp.scaled import QUANTIZE_THREADS, SCALED_SOURCES, SCALED_THREADS, mxfp8_row_bytes
+from moet.kernels.expert_mlp.launches import PREPARE_THREADS, SCALED
+from moet.kernels.expert_mlp.scaled import SCALED_SOURCES, mxfp8_row_bytes
 from moet.kernels.gpu.module import Module
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import RowGeometry, pack_row
@@ -112,9 +113,9 @@ class Layer:
             slots=self.cls.address, control=placed["control"].address, plan=placed_plan.address, topk_ids=placed["ids"].address, tokens=tokens, top_k=top_k, experts=self.experts
         )
         mlp.x, mlp.y, mlp.x_planes, mlp.act = placed["x"].address, y.address, Planes(codes=x8.address), act8.address
-        self.module.launch("quantize_x", blocks, QUANTIZE_THREADS, mlp)
-        self.module.launch("gate_up_scaled", blocks, SCALED_THREADS, mlp)
-        self.module.launch("down_scaled", blocks, SCALED_THREADS, mlp)
+        self.module.launch("quantize_x", blocks, PREPARE_THREADS, mlp)
+        self.module.launch("gate_up_scaled", blocks, SCALED.threads, mlp)
+        self.module.launch("down_scaled", blocks, SCALED.threads, mlp)
         stored = [x8.read(), act8.read()]
         assert all((s[-64:] == 0xFF).all() for s in stored), "a write behind the buffer"
         return Run(self, x, ids, pairs, *(self.unpack(s, *shape) for s, shape in zip(stored, shapes, strict=True)), y.read())

@@ -39,6 +39,7 @@ from moet.store.failures import STRIDE
         ({"gpu_gib": 1, "gpu_percent": 10}, "moet.gpu_gib and moet.gpu_percent: expected one of them"),
         ({"fetch_blocks": 0}, "moet.fetch_blocks: expected 1 to 64"),
         ({"ring_rows": 2.5}, "moet.ring_rows: expected 1 to 1024"),
+        ({"prefill_activations": "fp8"}, "moet.prefill_activations: expected one of"),
         ({"wait_limit_s": 0}, "moet.wait_limit_s: expected 0.1 to 3600 seconds"),
     ],
 )

@@ -14,6 +14,7 @@ from dequantized import layer as expected
 from layout_cases import random_expert
 
 from moet.kernels.expert_mlp.cuda import SOURCES
+from moet.kernels.expert_mlp.scaled import sources
 from moet.kernels.paging.state import WORKING, SlotClass
 from moet.layout import RowGeometry, pack_row
 from moet.models import Activation
@@ -94,16 +95,16 @@ def batch(
 def open_runtime(store: HostStore, layers: Layers, top_k: int, emulated: bool, **options) -> DeviceRuntime:
     settings = {"max_tokens": 320, "decode_tokens": 320, "ring_rows": 4, "fetch_blocks": 4, "limit_s": 5.0} | options
     if emulated:
-        settings["modules"] = {-1: emulated_module(-1), **{g.format_index: emulated_module(g.format_index) for g in layers.geometries.values()}}
+        settings["modules"] = {-1: emulated_module(-1), **{g.format_index: emulated_module(g.format_index, sources(g.format, settings.get("prefill_activations", "bf16"))) for g in layers.geometries.values()}}
     return DeviceRuntime(store, activation=layers.activation, top_k=top_k, device=torch.device("cpu" if emulated else "cuda"), **settings)
 
 
 @functools.cache
-def emulated_module(format: int):
+def emulated_module(format: int, of_format: tuple[str, ...] = SOURCES):
     """The pager's kernels (-1) or a row format's, for the CPU."""
     from tests.cpu.emulator.build import EmulatedModule
 
-    return EmulatedModule(PAGER_SOURCES, {}) if format < 0 else EmulatedModule(SOURCES, {"FORMAT": format})
+    return EmulatedModule(PAGER_SOURCES, {}) if format < 0 else EmulatedModule(of_format, {"FORMAT": format})
 
 
 def registration(emulated: bool):

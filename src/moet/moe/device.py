@@ -9,9 +9,11 @@ from typing import Self
 import numpy as np
 import torch
 
+from moet.config import PrefillActivations
 from moet.errors import ConfigError
-from moet.kernels.expert_mlp.cuda import SOURCES, MlpArgs, act_stride, mlp_args
+from moet.kernels.expert_mlp.cuda import MlpArgs, act_stride, mlp_args
 from moet.kernels.expert_mlp.launches import COMBINED_TOKENS, ExpertKernels, largest_small, size_of
+from moet.kernels.expert_mlp.scaled import SCALED_CAPABILITY, sources
 from moet.kernels.gpu.module import CudaModule, Module, capability, has_watchdog
 from moet.kernels.paging.state import COUNTERS, MAX_EXPERTS, MAX_PAIRS, LayerArgs
 from moet.models import Activation
@@ -80,6 +82,8 @@ class DeviceRuntime:
     stream through, at most. fetch_blocks: thread blocks that fetch. limit_s: seconds without progress after which a row counts as lost; at most 1 where the
     GPU has a watchdog (`limit_s` is then what holds).
     drafters: layers that begin a forward of their own.
+    prefill_activations: of batches with many tokens an expert. "mxfp8": E4M3 with a power of two for 32 values (kernels/expert_mlp/README.md), from compute capability
+    8.9 on; rows in nvfp4 and bf16 keep bf16.
     modules: row format's number (-1: the pager) -> compiled kernels, for tests; device "cpu" goes with an emulator's.
     Everything but the slots is allocated here; no kernel runs before `allocate`. Requests to a store's mailbox have one row of numbers: a second runtime over it is
     refused until the first one is closed. Raises MoetError, ConfigError.
@@ -88,7 +92,7 @@ class DeviceRuntime:
     def __init__(
         self, store: HostStore, *, activation: Activation, top_k: int, device: torch.device, max_tokens: int, decode_tokens: int,
         ring_rows: int = 32, fetch_blocks: int = 8, limit_s: float = 30.0, drafters: Collection[int] = (),
-        modules: Mapping[int, Module] | None = None,
+        prefill_activations: PrefillActivations = "bf16", modules: Mapping[int, Module] | None = None,
     ) -> None:  # fmt: skip
         if decode_tokens > max_tokens or min(decode_tokens, top_k, ring_rows, fetch_blocks) < 1:
             raise ConfigError(
@@ -108,13 +112,16 @@ class DeviceRuntime:
         number = self.device.index or 0
         modules = dict(modules or {})
         formats = {source.geometry.format: source.geometry.format_index for source in store.layers.values()}
-        for f in set(formats.values()) - set(modules):
-            modules[f] = CudaModule(SOURCES, {"FORMAT": f}, number)
+        major, minor = capability(number) if self.device.type == "cuda" else EMULATED_CAPABILITY
+        if prefill_activations == "mxfp8" and (major, minor) < SCALED_CAPABILITY:
+            raise ConfigError(f"GPU {number}: expected compute capability 8.9 or newer for prefill_activations mxfp8, found {major}.{minor}; use bf16")
+        for name, f in formats.items():
+            if f not in modules:
+                modules[f] = CudaModule(sources(name, prefill_activations), {"FORMAT": f}, number)
         if -1 not in modules:
             modules[-1] = CudaModule(PAGER_SOURCES, {}, number)
         self.pager = modules[-1]
-        major, minor = capability(number) if self.device.type == "cuda" else EMULATED_CAPABILITY
-        self._kernels = {name: ExpertKernels(name, modules[f], self.pager, 10 * major + minor, self._multiprocessors) for name, f in formats.items()}
+        self._kernels = {name: ExpertKernels(name, modules[f], self.pager, 10 * major + minor, self._multiprocessors, prefill_activations) for name, f in formats.items()}
         self._layers = self._describe(activation, drafters)
         self.needs = [
             ClassNeeds(c.slot_bytes, c.rows, most, min(decode_tokens * top_k, most), len(c.layers) * top_k)

@@ -3,6 +3,7 @@
 import torch
 
 from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, MlpArgs, Planes, padded
+from moet.kernels.expert_mlp.scaled import mxfp8_row_bytes
 
 
 class Scratch:
@@ -12,9 +13,9 @@ class Scratch:
         def bytes_(*shape: int) -> torch.Tensor:
             return torch.empty(*shape, dtype=torch.uint8, device=device)
 
-        self.act = torch.empty(tokens * top_k, stride, dtype=torch.bfloat16, device=device)
+        self.act = torch.empty(tokens * top_k, max(stride, mxfp8_row_bytes(stride) // 2), dtype=torch.bfloat16, device=device)
         self.y = torch.empty(tokens * top_k, hidden, dtype=torch.bfloat16, device=device)
-        self.x_codes = bytes_(tokens, 2 * padded(hidden))   # also of the large kernels, which reorder x
+        self.x_codes = bytes_(tokens, max(2 * padded(hidden), mxfp8_row_bytes(hidden)))   # also of the large kernels, which reorder or quantize x
         self.x_blocks, self.act_blocks = bytes_(few, padded(hidden) // 32 * PLANE_BLOCK_BYTES), bytes_(few * top_k, stride // 32 * PLANE_BLOCK_BYTES)
         self.x_broken, self.act_broken = bytes_(few, 4), bytes_(few * top_k, 4)
 

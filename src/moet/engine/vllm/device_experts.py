@@ -56,12 +56,12 @@ class DeviceExperts(Experts):
             self.runtime = DeviceRuntime(
                 self.store, activation=opened.activation if packed else opened.spec.activation, top_k=self.spec.top_k, device=self.device,
                 max_tokens=scheduler.max_num_batched_tokens, decode_tokens=self.limits[1], ring_rows=settings.ring_rows, fetch_blocks=settings.fetch_blocks,
-                limit_s=settings.wait_limit_s, drafters=[index for index in self.layers if index >= self.spec.num_layers], modules=modules,
+                limit_s=settings.wait_limit_s, prefill_activations=settings.prefill_activations, drafters=[index for index in self.layers if index >= self.spec.num_layers], modules=modules,
             )  # fmt: skip
         self.known_heat = None
         if self.heat and settings.preheat:
             self.known_heat = load_heat(self.heat, self.fingerprint, self.precision, {index: source.experts for index, source in sources.items()})
-        self.info = info_of(opened, settings.precision) | {"budget_bytes": self.budget, "activations": "bf16"}
+        self.info = info_of(opened, settings.precision) | {"budget_bytes": self.budget, "activations": "bf16", "prefill_activations": settings.prefill_activations}
         write_info(run, self.rank, self.info)
         if not packed:
             put_all(opened, sources, self.store, torch.get_num_threads())

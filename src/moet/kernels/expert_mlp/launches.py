@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+from moet.config import PrefillActivations
 from moet.kernels.expert_mlp.cuda import MlpArgs, padded
+from moet.kernels.expert_mlp.scaled import is_scaled
 from moet.kernels.gpu.module import Module
 from moet.kernels.paging.state import RESOLVE_THREADS
 
 INTEGER_FORMATS = ("sym2", "tcq2", "mxfp4", "nvfp4")
 """Row formats whose levels are small integers: their small kernels compute with int8 planes of the activations (activations.cuh)."""
-COMBINE_THREADS = ARRANGE_THREADS = 256
+COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: whoever finishes a strip then has at most two rounds of loads to do."""
 MEDIUM, LARGE = 2, 8
@@ -64,6 +66,8 @@ class ExpertKernels:
     pager: Module
     arch: int
     multiprocessors: int
+    activations: PrefillActivations = "bf16"
+    """Of the large GEMMs; with "mxfp8" the module has scaled.sources()."""
 
     def begin(self, args: MlpArgs, size: str, stream: int) -> None:
         """The plan, and what the GEMMs of `size` read of x."""
@@ -72,17 +76,17 @@ class ExpertKernels:
         else:
             self.pager.launch("resolve", 1, RESOLVE_THREADS, args.layer, stream=stream)
         if size == "large":
-            self._arrange(args, stream)
+            self._prepare(args, stream)
 
-    def _arrange(self, args: MlpArgs, stream: int) -> None:
-        if self.large.arranges:
+    def _prepare(self, args: MlpArgs, stream: int) -> None:
+        if self.large.prepare:
             units = args.layer.tokens * (padded(args.hidden) // 8)
-            self.module.launch("arrange", -(-units // ARRANGE_THREADS), ARRANGE_THREADS, args, stream=stream)
+            self.module.launch(self.large.prepare, -(-units // PREPARE_THREADS), PREPARE_THREADS, args, stream=stream)
 
     def quantize(self, args: MlpArgs, size: str, stream: int) -> None:
         """The second half of `begin`, where the plan comes from elsewhere."""
         if size == "large":
-            self._arrange(args, stream)
+            self._prepare(args, stream)
         if size in SMALL and self.format in INTEGER_FORMATS:
             self.pager.launch("quantize", args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
 
@@ -103,12 +107,14 @@ class ExpertKernels:
     def _large(self, args: MlpArgs, stream: int) -> None:
         pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))
         most = kernel.blocks * max(1, self.multiprocessors - SPARED)
-        for name, count, fetchers in (("gate_up_large", strips[0], args.fetchers), ("down_large", strips[1], 0)):
+        for name, count, fetchers in (("gate_up", strips[0], args.fetchers), ("down", strips[1], 0)):
             blocks = min(most, pairs * -(-count // kernel.strips) + fetchers)
-            self.module.launch(name, blocks, kernel.threads, args, kernel.shared_bytes, stream)
+            self.module.launch(f"{name}_{kernel.name}", blocks, kernel.threads, args, kernel.shared_bytes, stream)
 
     @property
     def large(self) -> "LargeKernel":
+        if is_scaled(self.format, self.activations):
+            return SCALED
         return HOPPER if self.arch == 90 else MMA
 
     def combine(self, args: MlpArgs, stream: int) -> None:
@@ -119,15 +125,17 @@ class ExpertKernels:
 
 @dataclass(frozen=True)
 class LargeKernel:
-    """Of large.cuh. blocks: of a multiprocessor; strips: of a block."""
+    """Of large.cuh or scaled.cuh, gate_up_{name} and down_{name}. blocks: of a multiprocessor; strips: of a block."""
 
+    name: str
     threads: int
     blocks: int
     strips: int
     shared_bytes: int
-    arranges: bool
-    """Reads activations in the order of columns.cuh."""
+    prepare: str = ""
+    """The kernel that makes of x what the GEMMs read, a thread for 8 columns: in another order (columns.cuh), or in MXFP8."""
 
 
-MMA = LargeKernel(128, 2, 4, 0, False)
-HOPPER = LargeKernel(384, 1, 4, 223 << 10, True)   # kRingBytes of large_hopper.cuh, and what aligns them
+MMA = LargeKernel("large", 128, 2, 4, 0)
+HOPPER = LargeKernel("large", 384, 1, 4, 223 << 10, "arrange")   # kRingBytes of large_hopper.cuh, and what aligns them
+SCALED = LargeKernel("scaled", 128, 2, 4, 0, "quantize_x")
