@@ -10,6 +10,7 @@
 #include "columns.cuh"
 #include "panels.cuh"
 
+namespace hopper {
 constexpr i32 kMostPairs = kFormat == kFp8 ? 64 : 128;   // FP8 keeps two sums
 constexpr i32 kSums = kMostPairs / 2;                    // of a thread and strip
 constexpr i32 kConsumers = 2, kConsumerThreads = 128 * kConsumers, kStrips = 2 * kConsumers;
@@ -266,7 +267,7 @@ DEVICE void store_zeros(const MlpArgs& args, const Panel& panel) {
     *reinterpret_cast<u32*>(args.y + static_cast<i64>(args.layer.plan->pairs[panel.position + pair]) * args.hidden + column) = 0;
 }
 
-template <bool kDown> DEVICE void run_large(const MlpArgs& args, u8* memory) {
+template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
   SHARED(Ring, ring);
   u8* stages = align_shared(memory);
   if (thread_id() == 0) {
@@ -292,6 +293,8 @@ template <bool kDown> DEVICE void run_large(const MlpArgs& args, u8* memory) {
   }
 }
 
+}  // namespace hopper
+
 // x, arranged, where gate_up_large looks for it; before the first wave. A thread for each 16 bytes.
 KERNEL(arrange, MlpArgs, args, 256) {
   const i64 units = hidden_padded(args) / 8, index = static_cast<i64>(block_id()) * thread_count() + thread_id(), token = index / units;
@@ -303,11 +306,11 @@ KERNEL_ALONE(gate_up_large, MlpArgs, args, 384) {
   DYNAMIC_SHARED(memory);
   if (args.wave >= args.layer.plan->waves) return;
   fetch_first(args);
-  run_large<false>(args, memory);
+  hopper::run<false>(args, memory);
 }
 
 KERNEL_ALONE(down_large, MlpArgs, args, 384) {
   DYNAMIC_SHARED(memory);
   if (args.wave >= args.layer.plan->waves) return;
-  run_large<true>(args, memory);
+  hopper::run<true>(args, memory);
 }
