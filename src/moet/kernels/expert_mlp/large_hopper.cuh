@@ -247,7 +247,7 @@ DEVICE void store_gate_up(const MlpArgs& args, const Panel& panel, const u8* row
 // A warpgroup's two strips of a panel.
 template <bool kDown> DEVICE void consume(const MlpArgs& args, Ring& ring, u8* stages, Cursor& at, const Panel& panel) {
   float sum[2][kSums];
-  const i32 units = (panel.count + 15) / 16;
+  const i32 units = uniform((panel.count + 15) / 16);
   if constexpr (kFormat == kFp8) multiply_panel_granules<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
   else multiply_panel<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
   const u8* row = row_of(args, args.layer.plan->steps[panel.step]);
