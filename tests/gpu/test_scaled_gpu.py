@@ -5,10 +5,14 @@ import functools
 import numpy as np
 import pytest
 import torch
+from expert_layers import Layers, open_runtime, registration
+from expert_layers import batch as batch_of_layer
 
+from moet.kernels.expert_mlp import reference
+from moet.kernels.expert_mlp.reference_mxfp8 import rounded
 from moet.kernels.expert_mlp.scaled import SCALED_CAPABILITY, SCALED_FORMATS
 from moet.kernels.gpu.module import CudaModule
-from moet.layout import RowGeometry
+from moet.layout import FORMATS, RowGeometry
 from moet.models import Activation
 from tests.cpu.scaled_probes import SOURCE, check_block_scaled, check_pack_e4m3
 from tests.cpu.scaled_rig import Layer, batch, run_probe
@@ -87,3 +91,68 @@ def test_error_against_exact_activations(format, layer_of, emulated):
     error = layer.run(x, ids, blocks=4 if emulated else 132).error()
     print(f"{format}: {np.sqrt((error**2).mean()):.4f} of an answer's norm, at most {error.max():.4f}")
     assert 0.02 < np.sqrt((error**2).mean()) < 0.08
+
+
+EXPERTS, TOP_K = 6, 2
+
+
+@pytest.fixture
+def forwards(emulated):
+    """forwards(layers, calls, gpu_bytes, ...): what a runtime makes of each (x, weights, ids, scan)."""
+
+    def run(layers: Layers, calls: list[tuple], gpu_bytes: int | None = 0, **options) -> list[torch.Tensor]:
+        store = layers.store(register=registration(emulated))
+        runtime = open_runtime(store, layers, TOP_K, emulated, **options)
+        try:
+            runtime.allocate(runtime.gpu_bytes_minimum() if gpu_bytes is None else gpu_bytes)
+            runtime.arm(True)
+            return [runtime.forward(0, x, weights, ids, None, scan).cpu() for x, weights, ids, scan in calls]
+        finally:
+            runtime.close()
+            store.close()
+
+    return run
+
+
+def layer_of_rows(format: str, biased: bool = False) -> Layers:
+    return Layers({0: RowGeometry(format, 192, 96, biased)}, EXPERTS, Activation(limit=5.0))
+
+
+def expected_of(layers: Layers, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, rounding=None) -> tuple[np.ndarray, np.ndarray]:
+    """float64 [tokens, hidden], and [tokens], the root of the summed squares of a token's parts."""
+    values, w, chosen = x.double().cpu().numpy(), weights.double().cpu().numpy(), ids.cpu().numpy()
+    out, squares = np.zeros(values.shape), np.zeros(len(values))
+    for e in range(layers.experts):
+        tokens, places = np.nonzero(chosen == e)
+        part = reference.expert_mlp(layers.geometries[0], layers.rows[0][e], values[tokens], layers.activation, rounded=rounding) * w[tokens, places, None]
+        np.add.at(out, tokens, part)
+        np.add.at(squares, tokens, (part**2).sum(-1))
+    return out, np.sqrt(squares)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_runtime_with_mxfp8_prefills(format, forwards, emulated):
+    """Against activations that are rounded the same way, as near as two roundings to bf16 and three float32 sums are; formats that MXFP8 does not suit keep bf16."""
+    layers = layer_of_rows(format, biased=True)
+    call = batch_of_layer(40 if emulated else 300, 192, EXPERTS, TOP_K, 1, "cpu" if emulated else "cuda")
+    found = forwards(layers, [(*call, True)], prefill_activations="mxfp8")[0].double().numpy()
+    wanted, size = expected_of(layers, *call, rounded if format in SCALED_FORMATS else None)
+    assert np.linalg.norm(found - wanted, axis=1).max() < 2.0**-7 * size.max()
+    assert (np.linalg.norm(found - wanted, axis=1) < 2.0**-7 * size).all()
+
+
+def test_decoding_and_small_scans_keep_bf16(forwards, emulated):
+    layers = layer_of_rows("tcq2")
+    device = "cpu" if emulated else "cuda"
+    calls = [(*batch_of_layer(tokens, 192, EXPERTS, TOP_K, tokens, device), scan) for tokens, scan in ((1, False), (30, False), (3, True), (40, True))]
+    plain, scaled = forwards(layers, calls), forwards(layers, calls, prefill_activations="mxfp8")
+    assert [torch.equal(a, b) for a, b in zip(plain, scaled, strict=True)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("format", ["sym2", "tcq2"])
+def test_a_runtime_gives_the_same_bits_at_every_coverage(format, forwards, emulated):
+    """All rows in slots, or most of them passing through the ring."""
+    layers = layer_of_rows(format)
+    calls = [(*batch_of_layer(40, 192, EXPERTS, TOP_K, seed, "cpu" if emulated else "cuda"), True) for seed in (1, 2, 1)]
+    whole, least = forwards(layers, calls, prefill_activations="mxfp8"), forwards(layers, calls, gpu_bytes=None, prefill_activations="mxfp8", ring_rows=1)
+    assert all(torch.equal(a, b) for a, b in zip(whole, least, strict=True)) and torch.equal(whole[0], whole[2])

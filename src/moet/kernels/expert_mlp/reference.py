@@ -1,5 +1,7 @@
 """The expert MLP in plain numpy, float64: the oracle of the kernels. Its decoder is its own, written from docs/row-format.md alone."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from moet.layout import RowGeometry
@@ -73,19 +75,23 @@ def activate(activation: Activation, gate: np.ndarray, up: np.ndarray) -> np.nda
 
 
 def expert_mlp(
-    geometry: RowGeometry, row: np.ndarray, x: np.ndarray, activation: Activation, *, rank: int = 0, world: int = 1, magnitude: bool = False
-) -> np.ndarray:
+    geometry: RowGeometry, row: np.ndarray, x: np.ndarray, activation: Activation, *, rank: int = 0, world: int = 1, magnitude: bool = False,
+    rounded: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:  # fmt: skip
     """float64 [tokens, hidden]; arguments as of `moet.kernels.expert_mlp`.
+
+    rounded: what a number format makes of activations, x and the values between the GEMMs; nothing by default.
 
     magnitude: instead, sum |down| |a| + |bias|, where a = |activation| with the error that relative errors of gate and up sums would bring
     (sum |w||x| of each, times the function's slope, which is below 2 in g relative to |u|, and in u relative to |g|): what float32 rounding scales with.
     """
     g, part = geometry, geometry.slice(rank, world)
     gate, up, down, gate_bias, up_bias, down_bias = decode_row(g, row)
-    x = np.pad(x.astype(np.float64), ((0, 0), (0, g.hidden_padded - g.hidden)))
+    rounded = rounded or (lambda values: values)
+    x = np.pad(rounded(x.astype(np.float64)), ((0, 0), (0, g.hidden_padded - g.hidden)))
     columns = slice(part.tile_begin * 32, min(part.tile_end * 32, g.inter))   # the padded intermediate values reach nothing
     gates, ups = (x @ m[columns].T + b[columns] for m, b in ((gate, gate_bias), (up, up_bias)))
-    middle = activate(activation, gates, ups)
+    middle = rounded(activate(activation, gates, ups))
     if magnitude:
         gate_size, up_size = (np.abs(x) @ np.abs(m[columns]).T + np.abs(b[columns]) for m, b in ((gate, gate_bias), (up, up_bias)))
         middle = np.abs(middle) + 2 * gate_size * (np.abs(ups) + 1) + 2 * up_size * (np.abs(gates))
