@@ -41,11 +41,13 @@ DEVICE i32 block_count() { return emulator::machine.blocks; }
 struct __attribute__((may_alias, aligned(16))) Vec4 { u32 x, y, z, w; };
 struct __attribute__((may_alias, aligned(8))) Vec2 { u32 x, y; };
 
-DEVICE u32 load_shared(u32 offset) {
-  u32 v;
-  std::memcpy(&v, emulator::machine.dynamic() + offset, sizeof v);
+template <typename T> DEVICE T emulated_load(const u8* p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
   return v;
 }
+DEVICE u32 load_shared(u32 offset) { return emulated_load<u32>(emulator::machine.dynamic() + offset); }
+DEVICE Vec4 load_shared16(u32 offset) { return emulated_load<Vec4>(emulator::machine.dynamic() + offset); }
 
 // --- memory order
 template <typename T> DEVICE T emulated_acquire(const T* p) {
@@ -85,11 +87,6 @@ DEVICE Vec4 load_coherent(const void* p) {
   const u32* word = static_cast<const u32*>(p);
   return {__atomic_load_n(word, __ATOMIC_RELAXED), __atomic_load_n(word + 1, __ATOMIC_RELAXED), __atomic_load_n(word + 2, __ATOMIC_RELAXED),
           __atomic_load_n(word + 3, __ATOMIC_RELAXED)};
-}
-template <typename T> DEVICE T emulated_load(const u8* p) {
-  T v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
 }
 DEVICE Vec4 load_once(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }
 DEVICE Vec4 load_vector(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }

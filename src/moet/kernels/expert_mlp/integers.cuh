@@ -11,10 +11,10 @@
 // cores have time for twice the products (8 clocks of 40), registers and shuffles are what is short.
 #pragma once
 #include "activations.cuh"
-#include "weights.cuh"
+#include "ring.cuh"
 
-// Tables of bytes take 128 KiB of shared memory: where a multiprocessor has that, and only the 64 lanes a clock of Ampere's and Hopper's integer units.
-constexpr bool kTable = kFormat == kTcq2 && (MOET_ARCH == 80 || MOET_ARCH == 90 || MOET_ARCH == 100);
+// Tables of bytes take 128 KiB of shared memory: where a multiprocessor has that, and memory that outruns its 64 integer lanes.
+constexpr bool kTable = kFormat == kTcq2 && (MOET_ARCH == 90 || MOET_ARCH == 100);
 constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0;
 
 constexpr i32 kGroups = kFormat == kNvfp4 ? 4 : 2;       // of a chunk
@@ -30,17 +30,15 @@ struct Packed {
   Vec4 words[kBits / 2];
   u32 scales[kGroups];       // of its 4 rows
 };
-// at: the chunk's first block, alike in all lanes; stride: from it to the second one.
-DEVICE void load_packed(Packed& p, const u8* at, u32 stride, i32 half, i32 g, i32 t) {
-  const u32 row = 32 * half + 4 * g;
-  if (kBits == 2) p.words[0] = load_once(at, (t >> 1) * stride + ((t & 1) * 64 + row) * 4);
+// stage: where the chunk is in shared memory (ring.cuh).
+DEVICE void load_packed(Packed& p, u32 stage, i32 half, i32 g, i32 t) {
+  const u32 row = 128 * half + 16 * g, scale = (kPieces - 1) * kPiece + 256 + 32 * half + 4 * g;
+  if (kBits == 2) p.words[0] = load_shared16(stage + (t >> 1) * kBlockStage + (t & 1) * kPiece + row);
 #pragma unroll
   for (i32 b = 0; b < 2; ++b) {
-    const u8* block = at + b * stride;
-    if (kBits == 4) p.words[b % (kBits / 2)] = load_once(block, (t * 64 + row) * 4);
-    block += kCodeBytes;
-    if (kFormat == kNvfp4) p.scales[2 * b % kGroups] = load_single(block, row), p.scales[(2 * b + 1) % kGroups] = load_single(block + 64, row);
-    else p.scales[b] = load_single(block, row);
+    if (kBits == 4) p.words[b % (kBits / 2)] = load_shared16(stage + b * kBlockStage + t * kPiece + row);
+    if (kFormat == kNvfp4) p.scales[2 * b % kGroups] = load_shared(stage + b * kBlockStage + scale), p.scales[(2 * b + 1) % kGroups] = load_shared(stage + b * kBlockStage + scale + 64);
+    else p.scales[b] = load_shared(stage + b * kBlockStage + scale);
   }
 }
 
@@ -117,36 +115,48 @@ DEVICE float scale_of(u32 scales, i32 r, i32 addend) {
 
 // --- activations
 
-// What a lane holds of a chunk for the four pairs of a tile: fragment column g is pair g / 2's high (g even) or low plane; sums are pair t's.
+// What a lane loads of a chunk for the four pairs of a tile: fragment column g is pair g / 2's high (g even) or low plane; sums are pair t's.
+struct Raw {
+  Vec4 bytes;
+  i32 exponent[2];           // of each block
+  i32 sum[2], first[2];      // PlaneBlock's, where kBias
+};
+// codes, blocks: of the chunk, alike in all lanes; own: where pair g / 2's codes are from there; summed: pair t's blocks. Both blocks of a chunk are there.
+DEVICE void load_columns(Raw& r, const u8* codes, const u8* blocks, u32 own, u32 summed, i32 g, i32 t) {
+  if (kBits == 2) {
+    r.bytes = load_vector(codes, own + (t >> 1) * 64 + (g & 1) * 32 + (t & 1) * 16);
+  } else {
+    const Vec2 left = load_double(codes, own + (g & 1) * 32 + t * 8), right = load_double(codes + 64, own + (g & 1) * 32 + t * 8);
+    r.bytes = {left.x, left.y, right.x, right.y};
+  }
+#pragma unroll
+  for (i32 b = 0; b < 2; ++b) {
+    const u8* from = blocks + b * sizeof(PlaneBlock);
+    if (kBias) {
+      const Vec4 all = load_vector(from, summed);
+      r.exponent[b] = static_cast<i32>(all.x), r.sum[b] = static_cast<i32>(all.y), r.first[b] = static_cast<i32>(all.z);
+    } else {
+      r.exponent[b] = static_cast<i32>(load_single(from, summed));
+    }
+  }
+}
+
+// The same as the products take it.
 struct Columns {
   u32 bytes[4];
   i32 addend[2];             // of scale_of, of each block
   i32 start[kGroups];        // where the sums begin
 };
-// codes, blocks: of the chunk, alike in all lanes; own: where pair g / 2's codes are from there; summed: pair t's blocks. Both blocks of a chunk are there.
-DEVICE void load_columns(Columns& c, const u8* codes, const u8* blocks, u32 own, u32 summed, i32 g, i32 t) {
-  Vec4 v;
-  if (kBits == 2) {
-    v = load_vector(codes, own + (t >> 1) * 64 + (g & 1) * 32 + (t & 1) * 16);
-  } else {
-    const Vec2 left = load_double(codes, own + (g & 1) * 32 + t * 8), right = load_double(codes + 64, own + (g & 1) * 32 + t * 8);
-    v = {left.x, left.y, right.x, right.y};
-  }
+DEVICE void arrange(Columns& c, const Raw& r) {
+  Vec4 v = r.bytes;
   if (kInterleaved) v = {permute_bytes(v.x, v.y, 0x6420), permute_bytes(v.x, v.y, 0x7531), permute_bytes(v.z, v.w, 0x6420), permute_bytes(v.z, v.w, 0x7531)};
   c.bytes[0] = v.x, c.bytes[1] = v.y, c.bytes[2] = v.z, c.bytes[3] = v.w;
 #pragma unroll
   for (i32 b = 0; b < 2; ++b) {
-    PlaneBlock block = {};
-    const u8* from = blocks + b * sizeof(PlaneBlock);
-    if (kBias) {
-      const Vec4 all = load_vector(from, summed);
-      block = {static_cast<i32>(all.x), static_cast<i32>(all.y), static_cast<i32>(all.z), 0};
-    } else {
-      block.exponent = static_cast<i32>(load_single(from, summed));
-    }
-    c.addend[b] = scale_addend(block.exponent);
-    if (kFormat == kNvfp4) c.start[2 * b % kGroups] = -kBias * block.first, c.start[(2 * b + 1) % kGroups] = -kBias * (block.sum - block.first);
-    else c.start[b] = -kBias * block.sum;
+    c.addend[b] = scale_addend(r.exponent[b]);
+    if (!kBias) c.start[b] = 0;
+    else if (kFormat == kNvfp4) c.start[2 * b % kGroups] = -kBias * r.first[b], c.start[(2 * b + 1) % kGroups] = -kBias * (r.sum[b] - r.first[b]);
+    else c.start[b] = -kBias * r.sum[b];
   }
 }
 

@@ -10,6 +10,10 @@ from moet.kernels.paging.state import RESOLVE_THREADS
 
 INTEGER_FORMATS = ("sym2", "tcq2", "mxfp4", "nvfp4")
 """Row formats whose levels are small integers: their small kernels compute with int8 planes of the activations (activations.cuh)."""
+STAGE_BYTES = {"sym2": 1312, "tcq2": 1312, "mxfp4": 2368, "nvfp4": 2496}
+"""Of a chunk of 64 x 64 weights on its way through shared memory (ring.cuh)."""
+TABLE_BYTES = 128 << 10
+"""Of tcq2's table (integers.cuh)."""
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: whoever finishes a strip then has at most two rounds of loads to do."""
@@ -44,17 +48,21 @@ class SmallKernel:
         return 128 * self.groups
 
     def shared_bytes(self, format: str, arch: int) -> int:
-        """Group<tiles> of small.cuh, and the table of integers.cuh."""
-        pairs = self.tiles * (4 if format in INTEGER_FORMATS else 8)
-        return table_bytes(format, arch) + self.groups * (80 + 4 * 4 * 64 * (pairs + 1))
+        """Kernel<tiles>::kSharedBytes of small.cuh: a table, the groups' sums, the stages of the warps' chunks. arch: compute capability, 90 for 9.0."""
+        group = 160 + 4 * 64 * 4 * (self.tiles * (4 if format in INTEGER_FORMATS else 8) + 1)
+        before = (TABLE_BYTES if format == "tcq2" and arch in (90, 100) else 0) + self.groups * group
+        if format not in STAGE_BYTES:
+            return before
+        warps, stage = 4 * self.groups, STAGE_BYTES[format] + 8
+        return before + warps * min(4, (_shared_limit(arch) - before) // (warps * stage)) * stage
+
+
+def _shared_limit(arch: int) -> int:
+    """Bytes of shared memory that a block may have."""
+    return {80: 163, 90: 227, 100: 227}.get(arch, 99) << 10
 
 
 SMALL = {"small": SmallKernel("mlp_small", 4, 1), "medium": SmallKernel("mlp_medium", 2, 4)}
-
-
-def table_bytes(format: str, arch: int) -> int:
-    """kTableBytes of integers.cuh. arch: compute capability, 90 for 9.0."""
-    return 1024 * 128 if format == "tcq2" and arch in (80, 90, 100) else 0
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class ExpertKernels:
 
     def _large(self, args: MlpArgs, stream: int) -> None:
         pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))
-        most = kernel.blocks * max(1, self.multiprocessors - SPARED)
+        most = kernel.blocks * max(1, self.multiprocessors - (0 if args.fetchers else SPARED))   # its own blocks fetch, or others do beside it
         for name, count, fetchers in (("gate_up", strips[0], args.fetchers), ("down", strips[1], 0)):
             blocks = min(most, pairs * -(-count // kernel.strips) + fetchers)
             self.module.launch(f"{name}_{kernel.name}", blocks, kernel.threads, args, kernel.shared_bytes, stream)

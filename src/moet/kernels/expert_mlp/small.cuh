@@ -17,30 +17,29 @@ constexpr i32 kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 
 template <i32 kN> struct Group {                  // in shared memory
   static constexpr i32 kPairs = kN * kTilePairs, kPitch = kPairs + 1;   // odd: lanes at one pair hit 32 banks
-  Item item[2];
-  i32 readable, last;
+  static constexpr i32 kCount = kN == 1 ? 4 : 2;  // groups of a block: 128 registers a thread for one tile of activations, 255 for four
+  Item item[4];                                   // the one that is computed, the next one, and the one that is being looked for, in turn
+  i32 readable, last, reserved[2];
   float sums[kGroupWarps][64 * kPitch];
 };
 
 // A warp's place in the strip of an item.
 struct Reader {
-  const u8* at;                                   // the first block of the chunk that is loaded next
+  const u8* at;                                   // the first block of the chunk that is asked for next
   u32 stride;                                     // between blocks
   i32 chunk, chunks, blocks;
 };
-DEVICE Reader open_reader(const Strip& strip, i32 warp) {
-  return {strip.at + 2 * warp * strip.stride, static_cast<u32>(strip.stride), warp, (strip.blocks + 1) / 2, strip.blocks};
-}
-DEVICE void load_next(Reader& r, Weights& w, i32 g, i32 t) {
-  if (r.chunk >= r.chunks) return;
-  load_weights(w, r.at, 2 * r.chunk + 1 < r.blocks ? r.stride : 0, g, t);   // past the end: any weights, against zeros
-  r.at += static_cast<i64>(2 * kGroupWarps) * r.stride, r.chunk += kGroupWarps;
-}
 
 template <i32 kN> struct Kernel {
+  static constexpr i32 kGroupsAt = kTableBytes, kStreamAt = kGroupsAt + Group<kN>::kCount * static_cast<i32>(sizeof(Group<kN>));
+  using Weights = Stream<Group<kN>::kCount * kGroupWarps, kStreamAt>;
+  static constexpr i32 kSharedBytes = kStreamAt + Weights::kBytes;
+
   const MlpArgs& args;
   Group<kN>& shared;
-  const i32 group, thread, warp, lane, g, t;
+  const i32 group, thread, warp, lane, g, t;      // thread, warp: of the group
+  Weights weights;
+  Reader reader;
 
   DEVICE_MEMBER const u8* row_at(const Item& item) { return args.layer.slots->pool + item.slot * args.layer.slots->slot_bytes; }
   DEVICE_MEMBER Strip strip_of(const Item& item) {
@@ -77,28 +76,51 @@ template <i32 kN> struct Kernel {
     return multiply(v, kAfter);
   }
 
-  // A warp takes a pair, a lane a value of the tile.
-  DEVICE_MEMBER void finish_gate_up(const Item& item) {
+  // What the end of an item needs from memory: loaded before the products, which take longer than it.
+  static constexpr i32 kOwn = Group<kN>::kPairs / kGroupWarps;   // pairs of a warp
+  struct End {
+    float first, second, bias[2];   // multipliers; of the lane's value, or its two
+    i32 pair[kOwn];
+    bool broken[kOwn];
+  };
+  DEVICE_MEMBER void load_end(End& e, const Item& item) {
+    const bool gate_up = item.kind == kGateUp;
     const u8* row = row_at(item);
+    e.first = multiplier(args, row, gate_up ? 0 : 2), e.second = multiplier(args, row, 1);
     const Strip strip = strip_of(item);
-    const bool there = 32 * (args.tile_begin + item.strip) + lane < args.inter;
-    for (i32 pair = warp; pair < item.count; pair += kGroupWarps) {
-      const i32 position = item.position + pair;
-      const float gate = fused_multiply_add(total(lane, pair), multiplier(args, row, 0), tile_bias(args, strip, 0, lane));
-      const float up = fused_multiply_add(total(32 + lane, pair), multiplier(args, row, 1), tile_bias(args, strip, 1, lane));
-      const bool broken = broken_input(args, true, args.layer.plan->pairs[position], position);
-      store_act(args, position, item.strip, broken ? not_a_number() : there ? activate(args, gate, up) : 0.0f);
+    for (i32 i = 0; i < 2; ++i) {
+      const i32 column = 64 * item.strip + lane + 32 * i;
+      e.bias[i] = gate_up ? tile_bias(args, strip, i, lane) : column < args.hidden ? down_bias(args, row, column) : 0.0f;
+    }
+#pragma unroll
+    for (i32 i = 0; i < kOwn; ++i) {
+      const i32 pair = warp + kGroupWarps * i, position = item.position + (pair < item.count ? pair : 0);
+      e.pair[i] = args.layer.plan->pairs[position];
+      e.broken[i] = broken_input(args, gate_up, e.pair[i], position);
     }
   }
-  DEVICE_MEMBER void finish_down(const Item& item, bool lost) {
-    const u8* row = row_at(item);
-    for (i32 i = thread; i < 64 * item.count; i += kGroupThreads) {
-      const i32 pair = i / 64, n = i % 64, column = 64 * item.strip + n, position = item.position + pair;
-      if (column >= args.hidden) continue;
-      float v = 0.0f;
-      if (!lost) v = fused_multiply_add(total(n, pair), multiplier(args, row, 2), down_bias(args, row, column));
-      if (!lost && broken_input(args, false, 0, position)) v = not_a_number();
-      args.y[static_cast<i64>(args.layer.plan->pairs[position]) * args.hidden + column] = to_bf16(v);
+  // A warp takes a pair, a lane a value of the tile.
+  DEVICE_MEMBER void finish_gate_up(const Item& item, const End& e) {
+    const bool there = 32 * (args.tile_begin + item.strip) + lane < args.inter;
+#pragma unroll
+    for (i32 i = 0; i < kOwn; ++i) {
+      const i32 pair = warp + kGroupWarps * i;
+      if (pair >= item.count) break;
+      const float gate = fused_multiply_add(total(lane, pair), e.first, e.bias[0]), up = fused_multiply_add(total(32 + lane, pair), e.second, e.bias[1]);
+      store_act(args, item.position + pair, item.strip, e.broken[i] ? not_a_number() : there ? activate(args, gate, up) : 0.0f);
+    }
+  }
+  DEVICE_MEMBER void finish_down(const Item& item, const End& e, bool lost) {
+#pragma unroll
+    for (i32 i = 0; i < kOwn; ++i) {
+      const i32 pair = warp + kGroupWarps * i;
+      if (pair >= item.count) break;
+      for (i32 half = 0; half < 2; ++half) {
+        const i32 column = 64 * item.strip + 32 * half + lane;
+        if (column >= args.hidden) continue;
+        const float v = lost ? 0.0f : e.broken[i] ? not_a_number() : fused_multiply_add(total(32 * half + lane, pair), e.first, e.bias[half]);
+        args.y[static_cast<i64>(e.pair[i]) * args.hidden + column] = to_bf16(v);
+      }
     }
   }
   // All threads, after a barrier behind finish_down: whoever comes last combines.
@@ -115,61 +137,92 @@ template <i32 kN> struct Kernel {
     for (i32 i = thread; i < args.layer.tokens * groups; i += kGroupThreads) combine_columns(args, i / groups, 8 * item.strip + i % groups);
   }
 
-  DEVICE_MEMBER void run(u8* table) {
+  // Chunks of an item, until the ring is full or the item has no more.
+  DEVICE_MEMBER void open_reader(const Item& item) {
+    const Strip strip = strip_of(item);
+    reader = {strip.at + 2 * warp * strip.stride, static_cast<u32>(strip.stride), warp, (strip.blocks + 1) / 2, strip.blocks};
+  }
+  DEVICE_MEMBER void ask() {
+    while (!weights.full_up() && reader.chunk < reader.chunks) {
+      weights.ask(reader.at, 2 * reader.chunk + 1 < reader.blocks ? reader.stride : 0, g, t);   // past the end: any weights, against zeros
+      reader.at += static_cast<i64>(2 * kGroupWarps) * reader.stride, reader.chunk += kGroupWarps;
+    }
+  }
+  // The same, going on with the next item if its row is there.
+  DEVICE_MEMBER void ask_ahead(const Item& next, bool& ahead) {
+    ask();
+    if (ahead || weights.full_up()) return;
+    if (uniform(next.kind) == kNothingLeft || !uniform(next.hit)) return;
+    ahead = true;
+    open_reader(held(next));
+    ask();
+  }
+
+  DEVICE_MEMBER void run(u8* memory) {
     Plan& plan = *args.layer.plan;
     u32* counter = &plan.item[0][args.wave];
     Queue queue = open_queue(args);
     u64 waited = 0;
+    weights.open(memory, group * kGroupWarps + warp, lane);
+    reader = {};
     if (warp == 0) {
-      u32 ticket = 0;
-      if (lane == 0) ticket = draw_gpu(counter);
-      locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), Group<kN>::kPairs, shared.item[0]);
+      for (i32 i = 0; i < 2; ++i) {
+        u32 ticket = 0;
+        if (lane == 0) ticket = draw_gpu(counter);
+        locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), Group<kN>::kPairs, shared.item[i]);
+      }
     }
     sync();
-    Weights weights[kAhead];
-    Reader reader = {};
-    const auto load = [&](const Item& item) {
-      reader = open_reader(strip_of(item), warp);
-#pragma unroll
-      for (i32 i = 0; i < kAhead; ++i) load_next(reader, weights[i], g, t);
-    };
-    const Item begin = held(shared.item[0]);
-    if (begin.kind != kNothingLeft && begin.hit) load(begin);
-    if (kTable) {
-      fill_table(table);
+    bool ahead = true;                            // the reader is in the next item, seen from the one before the first
+    const Item first = held(shared.item[0]);
+    if (first.kind != kNothingLeft && first.hit) open_reader(first), ask();
+    else ahead = false;
+    if (kTableBytes) {
+      fill_table(memory);
       sync_block();
     }
-    for (i32 turn = 0;; turn ^= 1) {
+    for (i32 turn = 0;; turn = (turn + 1) % 4) {
       const Item item = held(shared.item[turn]);
       if (item.kind == kNothingLeft) break;
+      const Item& next = shared.item[(turn + 1) % 4];
       u32 ticket = 0;
       if (thread == 0) ticket = draw_gpu(counter);
       bool readable = true;
+      End end;
       if (item.kind == kDown || !item.hit) {
         if (thread == 0) shared.readable = await(item, waited);
         sync();
         readable = uniform(shared.readable);
       }
+      load_end(end, item);
       if (readable) {
-        if (!item.hit) load(item);
+        if (!ahead) {
+          fence_async();                          // the row that was waited for, before the copy engine reads it
+          open_reader(item);
+          ask();
+        }
+        ahead = false;
+        const i32 chunks = (item.kind == kGateUp ? hidden_padded(args) / 64 : (args.tiles + 1) / 2);
         Inputs<kN> inputs;
         inputs.open(args, item.kind == kGateUp, plan.pairs, item.position, item.count, g, t);
         float sum[2][2][kN][kValues] = {};
-        for (i32 chunk = warp; chunk < reader.chunks; chunk += kAhead * kGroupWarps)
-#pragma unroll
-          for (i32 i = 0; i < kAhead; ++i) {
-            if (chunk + i * kGroupWarps >= reader.chunks) break;
-            multiply_weights<kN>(weights[i], inputs, chunk + i * kGroupWarps, g, t, sum);
-            load_next(reader, weights[i], g, t);
-          }
+        typename Inputs<kN>::Loaded loaded[2];    // of a chunk and of the next one
+        const auto step = [&](i32 chunk, const typename Inputs<kN>::Loaded& here, typename Inputs<kN>::Loaded& after) {
+          inputs.load(after, chunk + kGroupWarps < chunks ? chunk + kGroupWarps : chunk, g, t);
+          weights.template multiply_oldest<kN>(here, g, t, sum);
+          ask_ahead(next, ahead);
+        };
+        inputs.load(loaded[0], warp < chunks ? warp : 0, g, t);
+        for (i32 chunk = warp; chunk < chunks; chunk += 2 * kGroupWarps) {
+          step(chunk, loaded[0], loaded[1]);
+          if (chunk + kGroupWarps < chunks) step(chunk + kGroupWarps, loaded[1], loaded[0]);
+        }
         store_sums(sum);
       }
-      if (warp == 0) locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), Group<kN>::kPairs, shared.item[turn ^ 1]);
+      if (warp == 0) locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), Group<kN>::kPairs, shared.item[(turn + 2) % 4]);
       sync();
-      const Item next = held(shared.item[turn ^ 1]);
-      if (next.kind != kNothingLeft && next.hit) load(next);
-      if (item.kind == kGateUp && readable) finish_gate_up(item);
-      if (item.kind == kDown) finish_down(item, !readable);
+      if (item.kind == kGateUp && readable) finish_gate_up(item, end);
+      if (item.kind == kDown) finish_down(item, end, !readable);
       sync();
       if (item.kind == kDown) combine_strip(item);
       else if (thread == 0) {
@@ -188,14 +241,14 @@ DEVICE void clear_outputs(const MlpArgs& a) {
 }
 
 template <i32 kN> DEVICE void run_small(const MlpArgs& args) {
-  DYNAMIC_SHARED(memory);   // the table, then the groups'
-  auto* groups = reinterpret_cast<Group<kN>*>(memory + kTableBytes);
+  DYNAMIC_SHARED(memory);   // the table, the groups', the streams'
   const Plan& plan = *args.layer.plan;
   if (args.wave == 0 && plan.waves == 0 && args.combines) return clear_outputs(args);
   if (args.wave >= plan.waves) return;
   fetch_first(args);
   const i32 group = uniform(thread_id() / kGroupThreads), thread = thread_id() % kGroupThreads, lane = thread % 32;
-  Kernel<kN>{args, groups[group], group, thread, uniform(thread / 32), lane, lane / 4, lane % 4}.run(memory);
+  auto* groups = reinterpret_cast<Group<kN>*>(memory + Kernel<kN>::kGroupsAt);
+  Kernel<kN>{args, groups[group], group, thread, uniform(thread / 32), lane, lane / 4, lane % 4, {}, {}}.run(memory);
 }
 
 // Up to 4 or 8 pairs a tile, and four times as many where experts have them.

@@ -4,19 +4,33 @@
 
 constexpr i32 kTilePairs = 8, kValues = 4;
 constexpr float kAfter = 1.0f;
-constexpr i32 kAhead = 1;                         // a chunk is 4 or 8 KiB; 16 warps have 66 KiB or more on their way
-constexpr bool kTable = false;
 constexpr i32 kTableBytes = 0;
 DEVICE void fill_table(u8*) {}
 
-using Weights = Chunk[2];
-// at: the chunk's first block, alike in all lanes; stride: from it to the second one.
-DEVICE void load_weights(Weights& w, const u8* at, u32 stride, i32 g, i32 t) {
+template <i32 kN> struct LoadedRows { u32 b[kN][4][2]; };
+
+// The weights of a warp: a chunk in registers. It is 4 or 8 KiB: 16 warps have 66 KiB or more on their way to a multiprocessor.
+template <i32 kWarps, i32 kBefore> struct Stream {   // as small_integer.cuh's
+  static constexpr i32 kBytes = 0;
+  Chunk chunk[2];
+  bool loaded;
+
+  DEVICE_MEMBER void open(u8*, i32, i32) { loaded = false; }
+  DEVICE_MEMBER bool full_up() const { return loaded; }
+  DEVICE_MEMBER void ask(const u8* at, u32 stride, i32 g, i32 t) {
 #pragma unroll
-  for (i32 half = 0; half < 2; ++half) load_chunk(w[half], at, at + stride, half, g, t);
-}
+    for (i32 half = 0; half < 2; ++half) load_chunk(chunk[half], at, at + stride, half, g, t);
+    loaded = true;
+  }
+  template <i32 kN> DEVICE_MEMBER void multiply_oldest(const LoadedRows<kN>& in, i32, i32, float (&sum)[2][2][kN][kValues]) {
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) accumulate<kN>(chunk[half], in.b, sum[half]);
+    loaded = false;
+  }
+};
 
 template <i32 kN> struct Inputs {
+  using Loaded = LoadedRows<kN>;
   const u16* row[kN];
   i32 columns;
   DEVICE_MEMBER void open(const MlpArgs& a, bool gate_up, const i32* pairs, i32 position, i32 live, i32 g, i32) {
@@ -27,14 +41,10 @@ template <i32 kN> struct Inputs {
       row[n] = own >= live ? nullptr : gate_up ? a.x + static_cast<i64>(pairs[position + own] / a.layer.top_k) * a.hidden : a.act + (position + own) * a.act_stride;
     }
   }
+  DEVICE_MEMBER void load(Loaded& to, i32 chunk, i32, i32 t) const {
+#pragma unroll
+    for (i32 n = 0; n < kN; ++n) load_activations(row[n], chunk, columns, t, to.b[n]);
+  }
 };
-template <i32 kN> DEVICE void multiply_weights(const Weights& w, const Inputs<kN>& in, i32 chunk, i32, i32 t, float (&sum)[2][2][kN][kValues]) {
-  u32 b[kN][4][2];
-#pragma unroll
-  for (i32 n = 0; n < kN; ++n) load_activations(in.row[n], chunk, in.columns, t, b[n]);
-#pragma unroll
-  for (i32 half = 0; half < 2; ++half) accumulate<kN>(w[half], b, sum[half]);
-}
-
 DEVICE bool broken_input(const MlpArgs&, bool, i32, i32) { return false; }   // bf16 carries what is not finite
 DEVICE void store_act(const MlpArgs& a, i32 position, i32 tile, float v) { a.act[position * a.act_stride + 32 * tile + thread_id() % 32] = to_bf16(v); }

@@ -34,14 +34,17 @@ DEVICE i32 block_count() { return gridDim.x; }
 #define SHARED(T, name) __shared__ T name
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u8 name[]
 
-// 4 bytes at `offset` into the dynamic shared memory.
+struct __align__(16) Vec4 { u32 x, y, z, w; };
+struct __align__(8) Vec2 { u32 x, y; };
+// 4 and 16 bytes at `offset` into the dynamic shared memory.
 DEVICE u32 load_shared(u32 offset) {
   extern __shared__ __align__(16) u8 dynamic_memory[];
   return *reinterpret_cast<const u32*>(dynamic_memory + offset);
 }
-
-struct __align__(16) Vec4 { u32 x, y, z, w; };
-struct __align__(8) Vec2 { u32 x, y; };
+DEVICE Vec4 load_shared16(u32 offset) {
+  extern __shared__ __align__(16) u8 dynamic_memory[];
+  return *reinterpret_cast<const Vec4*>(dynamic_memory + offset);
+}
 
 // --- memory order. `sys`: the CPU and devices too. Loads below never use the read-only cache.
 DEVICE u32 load_acquire_gpu(const u32* p) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
@@ -124,8 +127,9 @@ DEVICE i32 round_to_int(float v) { return __float2int_rn(v); }   // to even; sat
 DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }   // never contracted into an fma
 DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
-DEVICE float exponential(float v) { return expf(v); }
-DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+// Good to 2^-20 for what a sigmoid does not round away; 8 instructions for both of them, where expf and a rounded division take 40: that was 7 % of a large GEMM.
+DEVICE float exponential(float v) { return __expf(v); }
+DEVICE float divide(float a, float b) { return __fdividef(a, b); }
 
 // D = A x B + D. A: bf16 16 x 16, row-major fragments; B: bf16 16 x 8; D: float32 16 x 8 (PTX ISA, "mma.m16n8k16").
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
