@@ -67,13 +67,13 @@ class Ours:
 
     compiles, tolerance = False, TOLERANCE
 
-    def __init__(self, shape: Shape, format: str, device: torch.device, modules: dict[int, Module] | None = None, most: int = 4096) -> None:
+    def __init__(self, shape: Shape, format: str, device: torch.device, modules: dict[int, Module] | None = None, most: int = 4096, decode: int = DECODE) -> None:
         self.shape, self.geometry = shape, shape.geometry(format)
         self.expert_bytes = float(self.geometry.extras_offset)
         self.store = ResidentRows(shape, format)
         self.copies = len(self.store.layers)
         self.runtime = Runtime(
-            self.store, activation=shape.activation, top_k=shape.top_k, device=device, max_tokens=most, decode_tokens=min(DECODE, most), modules=modules,
+            self.store, activation=shape.activation, top_k=shape.top_k, device=device, max_tokens=most, decode_tokens=min(decode, most), modules=modules,
         )  # fmt: skip
         self.runtime.allocate()
         self.rows = hold_every_row(self.runtime)
