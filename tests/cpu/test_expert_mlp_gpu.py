@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
-from moet.kernels.expert_mlp.launches import SMALL, ExpertKernels
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, SMALL, ExpertKernels
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import FORMATS, RowGeometry, pack_row
 from moet.models import Activation
@@ -15,6 +15,7 @@ from moet.moe.device import PAGER_SOURCES
 from tests.cpu.emulator.build import EmulatedModule
 from tests.cpu.layout_cases import random_expert
 from tests.gpu import dequantized
+
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)

@@ -1,5 +1,6 @@
 """DeviceRuntime.forward on random layers, against float64 within the bounds of its roundings (dequantized.py), and against itself, bit for bit, with scratch and output full of NaN."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -66,3 +67,26 @@ def test_the_bounds_are_those_of_the_reference(format, emulated):
         ids, weights = torch.zeros(5, 1, dtype=torch.int32), torch.ones(5, 1)
         found = layer({0: expert}, x, weights, ids, layers.activation, False).out
         assert torch.allclose(found, torch.from_numpy(reference.expert_mlp(geometry, layers.rows[0][0], x.numpy(), layers.activation, rank=rank, world=3)), rtol=1e-11, atol=1e-11)
+
+
+def without(matrix: torch.Tensor, column: int) -> torch.Tensor:
+    out = matrix.clone()
+    out[:, column] = 0
+    return out
+
+
+def test_the_bounds_find_one_lost_column_of_a_thousand():
+    """And a scale of one block that is off by an eighth; the right result, rounded once, they pass."""
+    geometry = RowGeometry("tcq2", 1024, 1024, False)
+    layers = Layers({0: geometry}, 1)
+    x, ids, weights = torch.randn(4, 1024, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.zeros(4, 1, dtype=torch.int32), torch.ones(4, 1)
+    expert = decode(geometry, torch.from_numpy(layers.rows[0][0]))
+    scaled = expert.down.clone()
+    scaled[:64, 32:64] *= 1.125
+    for planes in (True, False):
+        expected = layer({0: expert}, x, weights, ids, layers.activation, planes)
+        check(expected.out.bfloat16(), expected)
+        for wrong in ({"gate": without(expert.gate, 70)}, {"down": without(expert.down, 70)}, {"down": scaled}):
+            found = layer({0: dataclasses.replace(expert, **wrong)}, x, weights, ids, layers.activation, planes).out
+            with pytest.raises(AssertionError, match="standard deviations|largest error"):
+                check(found.bfloat16(), expected)
