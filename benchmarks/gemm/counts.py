@@ -1,13 +1,8 @@
-"""Counts instead of clocks: weights that a multiprocessor has to deliver a clock to keep up with memory, and the share of the bandwidth that its pipes leave.
-
-    asked    = bandwidth / bytes of a weight / multiprocessors / clock                     weights a clock and multiprocessor at full bandwidth
-    allowed  = min over pipes of lanes of the pipe a clock / lane instructions a weight    from the machine code (benchmarks/kernel_resources.py)
-    fraction = min(1, allowed / asked)
-"""
+"""Bytes of a row and of a weight, and the weights a clock and multiprocessor that keep up with each GPU's memory. What its pipes let through: docs/kernel-counts.md."""
 
 from typing import Any
 
-from counts.pipes import GPUS, Gpu
+from counts.pipes import GPUS
 
 from moet.layout import RowGeometry
 
@@ -19,13 +14,8 @@ def bytes_of_weight(geometry: RowGeometry) -> float:
     return geometry.extras_offset / (3 * geometry.hidden * geometry.inter)
 
 
-def fraction(gpu: Gpu, weight_bytes: float, allowed: float) -> float:
-    """Of the bandwidth. allowed: weights a clock and multiprocessor that the busiest pipe lets through."""
-    return min(1.0, allowed / gpu.ask(weight_bytes))
-
-
 def table(hidden: int = 4096, inter: int = 2048) -> dict[str, dict[str, Any]]:
-    """Format -> bytes of a row and of a weight, weights a clock and multiprocessor that each GPU asks for. Sizes: of V4-Flash's experts."""
+    """By format. Sizes: of V4-Flash's experts."""
     out = {}
     for name in FORMATS:
         g = RowGeometry(name, hidden, inter, False)

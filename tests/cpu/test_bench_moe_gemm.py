@@ -14,7 +14,6 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "benchmarks"), *(str(ROOT / "benchmarks" / room) for room in ("gpu", "counts"))]
 import moe_gemm
-from counts.pipes import GPUS
 from gemm import bounds, ceilings, claims, counts, inputs, reference, rowdecode, rowfill, table, timing
 from gemm.bounds import Ceilings
 from gemm.columns import KINDS, columns_of
@@ -155,13 +154,10 @@ def test_a_column_that_is_wrong_takes_no_part(errors):
     assert not claims.claims(cells, {"v4-flash": {**CHECKS, "tcq2": errors}})
 
 
-def test_fractions_of_other_gpus():
-    gpus = {g.name: g for g in GPUS}
-    weight = counts.bytes_of_weight(RowGeometry("tcq2", 4096, 2048, False))
-    assert weight == 576 / 2048
-    assert counts.fraction(gpus["H200"], weight, 30.0) == pytest.approx(30 / gpus["H200"].ask(weight))
-    assert counts.fraction(gpus["RTX 5090"], weight, 30.0) == 1.0
-    assert counts.table()["sym2"]["row_bytes"] == 7_081_984
+def test_weights_that_memory_delivers():
+    assert counts.bytes_of_weight(RowGeometry("tcq2", 4096, 2048, False)) == 576 / 2048
+    found = counts.table()["sym2"]
+    assert found["row_bytes"] == 7_081_984 and found["weights_asked_per_clock_and_sm"]["H200"] == pytest.approx(4.5e12 * 2048 / 576 / 132 / 1.98e9, rel=0.01)
 
 
 def test_times_of_a_call():
