@@ -18,7 +18,7 @@ def inputs(bench: Bench, ids: np.ndarray, seed: int) -> tuple[np.ndarray, np.nda
 def check(bench: Bench, ids: np.ndarray, seed: int, blocks: int = 6) -> np.ndarray:
     x, weights, ids = inputs(bench, ids, seed)
     out = bench.run(x, weights, ids, "large", blocks)
-    bench.check(x, weights, ids, out)
+    bench.check(x, weights, ids, out, "large")
     return out
 
 
@@ -96,4 +96,4 @@ def test_a_lost_row_counts_nothing(arch):
 
     bench.plan = plan_without_the_first
     out = bench.run(x, weights, ids, "large", 6)
-    bench.check(x, np.where(ids == 0, 0, weights).astype(np.float32), ids, out)
+    bench.check(x, np.where(ids == 0, 0, weights).astype(np.float32), ids, out, "large")

@@ -20,10 +20,6 @@ DEVICE void emulated_copy(void* to, const void* from, size_t bytes) {
 }
 DEVICE void copy_async16(void* to, const void* from) { emulated_copy(to, from, 16); }
 DEVICE void copy_async4(void* to, const void* from) { emulated_copy(to, from, 4); }
-DEVICE void copy_async16_if(void* to, const void* from, bool there) {
-  static const Vec4 zeros = {};
-  emulated_copy(to, there ? from : &zeros, 16);
-}
 DEVICE void emulated_landing(size_t before) {   // of the groups below `before`
   emulator::machine.perhaps_yield();
   std::vector<EmulatedCopy>& copies = emulated_copies().under_way;
@@ -36,4 +32,11 @@ DEVICE void commit_copies() { ++emulated_copies().group; }
 template <i32 n> DEVICE void wait_copies() {
   const size_t group = emulated_copies().group;
   emulated_landing(group > n ? group - n : 0);
+}
+DEVICE void load_matrices(u32* m, const void* row) {
+  emulator::Warp& w = *emulator::machine.current->warp;
+  const u32 place = emulator::machine.meet(
+      emulator::Meeting::kShuffle, [row](auto& warp, u32 at, i32 lane) { warp.value[at][lane] = reinterpret_cast<u64>(row); }, [](auto&, u32) {});
+  const i32 lane = thread_id() % 32;
+  for (i32 i = 0; i < 4; ++i) std::memcpy(&m[i], reinterpret_cast<const u8*>(w.value[place][8 * i + lane / 4]) + 4 * (lane % 4), 4);
 }

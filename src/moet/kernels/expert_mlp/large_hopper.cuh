@@ -295,13 +295,6 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
 
 }  // namespace hopper
 
-// x, arranged, where gate_up_large looks for it; before the first wave. A thread for each 16 bytes.
-KERNEL(arrange, MlpArgs, args, 256) {
-  const i64 units = hidden_padded(args) / 8, index = static_cast<i64>(block_id()) * thread_count() + thread_id(), token = index / units;
-  if (token < args.layer.tokens)
-    arrange_unit(args.x + token * args.hidden, args.hidden, index % units, reinterpret_cast<u16*>(args.x_planes.codes) + token * hidden_padded(args));
-}
-
 KERNEL_ALONE(gate_up_large, MlpArgs, args, 384) {
   DYNAMIC_SHARED(memory);
   if (args.wave >= args.layer.plan->waves) return;

@@ -1,163 +1,186 @@
-// The two GEMMs for many tokens an expert (prefill), with mma.sync: bound by the tensor cores. A block takes 4 strips, one a warp, and 64 pairs; activations go through
-// shared memory, two chunks of 64 columns in turn; weights are decoded once for the 64 pairs.
+// The two GEMMs for many tokens an expert (prefill), with mma.sync. A block takes 4 strips, one a warp, and 64 pairs; weights are decoded once for the 64, half a
+// strip at a time. Activations lie arranged (columns.cuh) and come as copies beside the products, three chunks of 64 columns ahead.
 #pragma once
-#include "mlp.cuh"
+#include "../gpu/copies.cuh"
+#include "columns.cuh"
+#include "epilogue.cuh"
 
-constexpr i32 kBigWarps = 4, kBigTokens = kScaleAfter ? 32 : 64, kTiles = kBigTokens / 8;   // scales behind the product take registers: 32 pairs there
-constexpr i32 kBigPitch = 64 + 4;   // bf16 of a row: lanes (g, t) then read 16 different pairs of banks
-constexpr i32 kCarriers = 32 * kBigWarps / kBigTokens, kCarriedWords = 32 / kCarriers;   // threads that carry a row of a chunk, 4-byte words of each
-struct Tile { u16 of[2][kBigTokens * kBigPitch]; };
+namespace mma {
+constexpr i32 kWarps = 4, kPairs = 64, kTiles = kPairs / 8, kStages = 4;
+struct Stages { Vec4 of[kStages][kPairs * 8]; };   // of a row 128 bytes: unit u of row r lies at u ^ (r & 7), so that eight rows' units are in different banks
 
-// A thread's part of row `thread / kCarriers` of a chunk, on its way from device to shared memory.
-struct Carried { u32 word[kCarriedWords]; };
-DEVICE i32 carried_row() { return thread_id() / kCarriers; }
-DEVICE void load_carried(Carried& c, const u16* row, i32 chunk, i32 columns) {
-  const i32 column = 64 * chunk + 2 * kCarriedWords * (thread_id() % kCarriers);
+// Half a strip's rows of a chunk: lane (g, t) has rows 4g .. 4g + 3 of the 32.
+struct Half {
+  Vec4 words[kWords];
+  u32 scales;        // of four rows
+  float granule[2];  // of each block
+};
+DEVICE void load_half(Half& h, const Strip& strip, i32 chunk, i32 half, i32 g, i32 t) {
+  const u8 *first = block_of(strip, 2 * chunk), *second = block_of(strip, 2 * chunk + 1), *block = t >> 1 ? second : first;
+  const i32 row = 32 * half + 4 * g;
 #pragma unroll
-  for (i32 i = 0; i < kCarriedWords; i += 2) {
-    const bool there = row && column + 2 * i < columns;
-    c.word[i] = there ? reinterpret_cast<const u32*>(row + column)[i] : 0;
-    c.word[i + 1] = there ? reinterpret_cast<const u32*>(row + column)[i + 1] : 0;
+  for (i32 i = 0; i < kWords; ++i)
+    h.words[i] = kByBlocks ? load_words((i >> 1 ? second : first) + ((2 * t + (i & 1)) * 64 + row) * 4) : load_words(block + ((kWords * (t & 1) + i) * 64 + row) * 4);
+  if (kBits <= 4) h.scales = load_word(block + kCodeBytes + (kFormat == kNvfp4 ? (t & 1) * 64 : 0) + row);
+  if (kByBlocks) h.granule[0] = load_float(first + kCodeBytes + 4 * half), h.granule[1] = load_float(second + kCodeBytes + 4 * half);
+}
+// a[i][m]: rows 4g + 2i and 4g + 2i + 1, product m of the chunk's four.
+DEVICE void decode_half(const Half& h, u32 (&a)[2][4][4]) {
+#pragma unroll
+  for (i32 e = 0; e < 4; ++e) {
+    Sixteen s;
+    u32 pair[8];
+#pragma unroll
+    for (i32 i = 0; i < kWords; ++i) s.word[i] = word_of(h.words[i], e);
+    s.scale = h.scales >> (8 * e) & 255;
+    decode_sixteen(s, pair);
+#pragma unroll
+    for (i32 r = 0; r < 8; ++r) a[e >> 1][r >> 1][2 * (r & 1) + (e & 1)] = pair[r];
   }
 }
-DEVICE void store_carried(const Carried& c, u16* tile) {
-  u32* to = reinterpret_cast<u32*>(tile + carried_row() * kBigPitch) + kCarriedWords * (thread_id() % kCarriers);
+
+// Two threads a row; past the pairs, what is in a stage does no harm.
+DEVICE void copy_chunk(Stages& stages, const u8* row, i32 chunk) {
+  if (!row) return;
+  const i32 here = thread_id() / 2, first = thread_id() % 2 * 4;
 #pragma unroll
-  for (i32 i = 0; i < kCarriedWords; ++i) to[i] = c.word[i];
+  for (i32 u = 0; u < 4; ++u) copy_async16(&stages.of[chunk % kStages][here * 8 + ((first + u) ^ (here & 7))], row + chunk * 128 + 16 * (first + u));
 }
 
-// sum[half][n][i][q]: rows 32 half + 4g + 2i + q / 2 of the warp's strip, tokens 8n + 2t + q % 2. `mine`: the warp has a strip.
-DEVICE void multiply_strips(const Strip& strip, bool mine, const u16* row, i32 columns, Tile& tile, float (&sum)[2][kTiles][2][4]) {
+// sum[half][n][i][q] as epilogue.cuh has it. row: the activations of pair thread / 2, or null; `mine`: the warp has a strip.
+DEVICE void multiply(const Strip& strip, bool mine, const u8* row, i32 count, Stages& stages, float (&sum)[2][kTiles][2][4]) {
   const i32 lane = thread_id() % 32, g = lane / 4, t = lane % 4, chunks = (strip.blocks + 1) / 2;
-  Carried carried;
-  Chunk chunk[2];
-  load_carried(carried, row, 0, columns);
-  if (mine)
-    for (i32 half = 0; half < 2; ++half) load_chunk(chunk[half], block_of(strip, 0), block_of(strip, 1), half, g, t);
+#pragma unroll
+  for (i32 c = 0; c < kStages - 1; ++c) {
+    if (c < chunks) copy_chunk(stages, row, c);
+    commit_copies();
+  }
+  Half next;
+  if (mine) load_half(next, strip, 0, 0, g, t);
   for (i32 c = 0; c < chunks; ++c) {
-    u16* here = tile.of[c & 1];
-    store_carried(carried, here);
+    wait_copies<kStages - 2>();
     sync_block();
-    if (c + 1 < chunks) load_carried(carried, row, c + 1, columns);
+    if (c + kStages - 1 < chunks) copy_chunk(stages, row, c + kStages - 1);
+    commit_copies();
     if (!mine) continue;
-    const Chunk now[2] = {chunk[0], chunk[1]};
-    if (c + 1 < chunks) {
+    const Vec4* units = stages.of[c % kStages] + lane % 8 * 8;
 #pragma unroll
-      for (i32 half = 0; half < 2; ++half) load_chunk(chunk[half], block_of(strip, 2 * c + 2), block_of(strip, 2 * c + 3), half, g, t);
-    }
-#pragma unroll
-    for (i32 block = 0; block < 2; ++block) {
-      u32 a[4][2][4];   // fragment 2 * half + i, product
-#pragma unroll
-      for (i32 f = 0; f < 4; ++f) fragments(now[f >> 1], block, f & 1, a[f]);
+    for (i32 half = 0; half < 2; ++half) {
+      const float granule[2] = {next.granule[0], next.granule[1]};
+      u32 a[2][4][4];
+      decode_half(next, a);
+      if (!half || c + 1 < chunks) load_half(next, strip, c + half, !half, g, t);
 #pragma unroll
       for (i32 n = 0; n < kTiles; ++n) {
-        u32 b[2][2];
+        if (8 * n >= count) break;
+        u32 b[8];
 #pragma unroll
-        for (i32 m = 0; m < 2; ++m) {
-          const u32* p = reinterpret_cast<const u32*>(here + (8 * n + g) * kBigPitch + column_of(2 * block + m, t));
-          b[m][0] = p[0];
-          b[m][1] = p[1];
-        }
+        for (i32 i = 0; i < 2; ++i) load_matrices(b + 4 * i, units + 64 * n + ((4 * i + lane / 8) ^ (lane % 8)));
 #pragma unroll
-        for (i32 f = 0; f < 4; ++f) {
-          float part[4] = {};
-          float (&to)[4] = sum[f >> 1][n][f & 1];
-          mma_bf16(kScaleAfter ? part : to, a[f][0], b[0]);
-          mma_bf16(kScaleAfter ? part : to, a[f][1], b[1]);
-          if (kScaleAfter) {
+        for (i32 block = 0; block < 2; ++block)
 #pragma unroll
-            for (i32 q = 0; q < 4; ++q) to[q] = fused_multiply_add(part[q], now[f >> 1].after[block][2 * (f & 1) + (q >> 1)], to[q]);
+          for (i32 i = 0; i < 2; ++i) {
+            float part[4] = {};
+            float (&to)[4] = sum[half][n][i];
+#pragma unroll
+            for (i32 m = 2 * block; m < 2 * block + 2; ++m) mma_bf16(kByBlocks ? part : to, a[i][m], {b[2 * m], b[2 * m + 1]});
+            if (kByBlocks) {
+#pragma unroll
+              for (i32 q = 0; q < 4; ++q) to[q] = fused_multiply_add(part[q], granule[block], to[q]);
+            }
           }
-        }
       }
     }
   }
+  copies_landed();
+  // What the sums are short of: tcq2's unit, FP8's scale of a row.
+#pragma unroll
+  for (i32 half = 0; half < 2; ++half)
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      const float factor = kFormat == kFp8Row ? load_float(strip.at + kCodeBytes + (32 * half + 4 * g + e) * 4) : kUnit;
+#pragma unroll
+      for (i32 n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (i32 q = 0; q < 2; ++q)
+          if (factor != 1.0f) sum[half][n][e >> 1][2 * (e & 1) + q] = ::multiply(sum[half][n][e >> 1][2 * (e & 1) + q], factor);
+    }
 }
 
+// Values 4g .. 4g + 3 of tile `number` for pairs 8n + 2t and the one after it, v[q][e]: arranged.
+DEVICE void store_arranged(const MlpArgs& a, i32 position, i32 count, i32 number, i32 n, const float (&v)[2][4]) {
+  const i32 g = thread_id() % 32 / 4, t = thread_id() % 4, column = 32 * (number & 1) + 4 * g;
+  u16* to = a.act + (position + 8 * n + 2 * t) * a.act_stride + number / 2 * 64;
+  const i32 left = count - 8 * n - 2 * t;
+  if constexpr (kApart == 4) {   // a value's partner is in lane g ^ 1: one of them stores both of the first pair, the other one those of the second
+    const i32 second = g & 1;
+#pragma unroll
+    for (i32 e = 0; e < 4; ++e) {
+      const u32 mine = pack_bf16(v[0][e], v[1][e]), other = shuffle_xor(mine, 4);
+      if (second < left) *reinterpret_cast<u32*>(to + second * a.act_stride + place_of(column + e)) = second ? permute_bytes(other, mine, 0x7632) : permute_bytes(mine, other, 0x5410);
+    }
+  } else {
+#pragma unroll
+    for (i32 q = 0; q < 2; ++q)
+#pragma unroll
+      for (i32 i = 0; i < 2; ++i) {
+        const i32 e = kApart == 1 ? 2 * i : i;
+        if (q < left) *reinterpret_cast<u32*>(to + q * a.act_stride + place_of(column + e)) = pack_bf16(v[q][e], v[q][e + kApart]);
+      }
+  }
+}
+}  // namespace mma
+
 KERNEL(gate_up_large, MlpArgs, args, 128) {
-  SHARED(Tile, tile);
+  SHARED(mma::Stages, stages);
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
   fetch_first(args);
   u64 waited = 0;
-  const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4;
+  const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4;
   Work work = start(plan, args.wave);
-  while (draw(plan, &plan.item[0][args.wave], kBigTokens, (args.tiles + kBigWarps - 1) / kBigWarps, work)) {
+  while (draw(plan, &plan.item[0][args.wave], mma::kPairs, (args.tiles + mma::kWarps - 1) / mma::kWarps, work)) {
     if (!readable(args, work.step, waited)) continue;
     const Step& step = plan.steps[work.step];
-    const i32 position = step.pair_begin + work.token_tile * kBigTokens, count = step.pair_begin + step.pair_count - position;
-    const i32 token = carried_row(), number = work.strip * kBigWarps + warp;
-    const u16* x = token < count ? args.x + static_cast<i64>(plan.pairs[position + token] / args.layer.top_k) * args.hidden : nullptr;
+    const i32 position = step.pair_begin + work.token_tile * mma::kPairs, count = step.pair_begin + step.pair_count - position;
+    const i32 pair = thread_id() / 2, number = work.strip * mma::kWarps + warp;
+    const u8* x = pair < count ? args.x_planes.codes + static_cast<i64>(plan.pairs[position + pair] / args.layer.top_k) * hidden_padded(args) * 2 : nullptr;
     const u8* row = row_of(args, step);
     const bool mine = number < args.tiles;
     const Strip strip = w13_strip(args, row, mine ? number : 0);
-    float sum[2][kTiles][2][4] = {};
-    multiply_strips(strip, mine, x, args.hidden, tile, sum);
-    if (!mine) continue;
+    float sum[2][mma::kTiles][2][4] = {};
+    mma::multiply(strip, mine, x, count, stages, sum);
+    if (32 * number >= args.act_stride) continue;   // zeros up to there
+    const TileTerms terms = tile_terms(args, row, strip, number, g);
 #pragma unroll
-    for (i32 n = 0; n < kTiles; ++n)
+    for (i32 n = 0; n < mma::kTiles; ++n) {
+      if (8 * n >= count) break;
+      float v[2][4] = {};
 #pragma unroll
-      for (i32 q = 0; q < 2; ++q) {
-        const i32 pair = 8 * n + 2 * t + q;
-        if (pair >= count) continue;
-        u32 packed[2];
-#pragma unroll
-        for (i32 i = 0; i < 2; ++i) {
-          float v[2];
-#pragma unroll
-          for (i32 r = 0; r < 2; ++r) {
-            const i32 value = 4 * g + 2 * i + r;
-            const float gate = fused_multiply_add(sum[0][n][i][2 * r + q], multiplier(args, row, 0), tile_bias(args, strip, 0, value));
-            const float up = fused_multiply_add(sum[1][n][i][2 * r + q], multiplier(args, row, 1), tile_bias(args, strip, 1, value));
-            v[r] = 32 * (args.tile_begin + number) + value < args.inter ? activate(args, gate, up) : 0.0f;
-          }
-          packed[i] = pack_bf16(v[0], v[1]);
-        }
-        u32* to = reinterpret_cast<u32*>(args.act + (position + pair) * args.act_stride + 32 * number + 4 * g);
-        to[0] = packed[0];
-        to[1] = packed[1];
-      }
+      for (i32 q = 0; q < 2; ++q)
+        if (mine) middle_values<mma::kTiles>(args, terms, sum, n, q, v[q]);
+      mma::store_arranged(args, position, count, number, n, v);
+    }
   }
   if (args.fetchers) count_stall(args.layer, args.wave, waited);
 }
 
 KERNEL(down_large, MlpArgs, args, 128) {
-  SHARED(Tile, tile);
+  SHARED(mma::Stages, stages);
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
-  const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4, strips = hidden_padded(args) / 64;
+  const i32 warp = thread_id() / 32, strips = hidden_padded(args) / 64;
   Work work = start(plan, args.wave);
-  while (draw(plan, &plan.item[1][args.wave], kBigTokens, (strips + kBigWarps - 1) / kBigWarps, work)) {
+  while (draw(plan, &plan.item[1][args.wave], mma::kPairs, (strips + mma::kWarps - 1) / mma::kWarps, work)) {
     const bool lost = row_failed(plan, work.step);
     const Step& step = plan.steps[work.step];
-    const i32 position = step.pair_begin + work.token_tile * kBigTokens, count = step.pair_begin + step.pair_count - position;
-    const i32 token = carried_row(), number = work.strip * kBigWarps + warp;
+    const i32 position = step.pair_begin + work.token_tile * mma::kPairs, count = step.pair_begin + step.pair_count - position;
+    const i32 pair = thread_id() / 2, number = work.strip * mma::kWarps + warp;
     const u8* row = row_of(args, step);
     const bool mine = number < strips;
-    float sum[2][kTiles][2][4] = {};
-    if (!lost)
-      multiply_strips(w2_strip(args, row, mine ? number : 0), mine, token < count ? args.act + (position + token) * args.act_stride : nullptr, 32 * args.tiles, tile, sum);
-    if (!mine) continue;
-#pragma unroll
-    for (i32 n = 0; n < kTiles; ++n)
-#pragma unroll
-      for (i32 q = 0; q < 2; ++q) {
-        const i32 pair = 8 * n + 2 * t + q;
-        if (pair >= count) continue;
-        u16* to = args.y + static_cast<i64>(plan.pairs[position + pair]) * args.hidden;
-#pragma unroll
-        for (i32 half = 0; half < 2; ++half)
-#pragma unroll
-          for (i32 i = 0; i < 2; ++i) {
-            const i32 column = 64 * number + 32 * half + 4 * g + 2 * i;   // hidden is even
-            if (column >= args.hidden) continue;
-            float v[2];
-#pragma unroll
-            for (i32 r = 0; r < 2; ++r)
-              v[r] = lost ? 0.0f : fused_multiply_add(sum[half][n][i][2 * r + q], multiplier(args, row, 2), down_bias(args, row, column + r));
-            *reinterpret_cast<u32*>(to + column) = pack_bf16(v[0], v[1]);
-          }
-      }
+    float sum[2][mma::kTiles][2][4] = {};
+    const u8* act = pair < count ? reinterpret_cast<const u8*>(args.act + (position + pair) * args.act_stride) : nullptr;
+    if (!lost) mma::multiply(w2_strip(args, row, mine ? number : 0), mine, act, count, stages, sum);
+    if (mine) store_answers<mma::kTiles>(args, row, lost, number, position, count, sum);
   }
 }

@@ -144,6 +144,6 @@ class LargeKernel:
     """The kernel that makes of x what the GEMMs read, a thread for 8 columns: in another order (columns.cuh), or in MXFP8."""
 
 
-MMA = LargeKernel("large", 128, 2, 4, 0)
+MMA = LargeKernel("large", 128, 2, 4, 0, "arrange")
 HOPPER = LargeKernel("large", 384, 1, 4, 223 << 10, "arrange")   # kRingBytes of large_hopper.cuh, and what aligns them
 SCALED = LargeKernel("scaled", 128, 2, 4, 0, "quantize_x")
