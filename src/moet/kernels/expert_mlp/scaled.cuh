@@ -42,13 +42,15 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
     for (i32 b = 0; b < kScaledBlocks; ++b) {
       const i32 k = kScaledBlocks * s + b;
       if (k >= strip.blocks) break;
-      u32 a[4][4], inner[2];   // fragment 2 * half + i
+      u32 a[4][4], inner[4];   // fragment 2 * half + i
       float after[2][4];
 #pragma unroll
       for (i32 half = 0; half < 2; ++half) {
 #pragma unroll
-        for (i32 i = 0; i < 2; ++i) scaled_fragment(next[half], i, t, a[2 * half + i]);
-        inner[half] = inner_scales(next[half], t);
+        for (i32 i = 0; i < 2; ++i) {
+          scaled_fragment(next[half], i, t, a[2 * half + i]);
+          inner[2 * half + i] = inner_scale(next[half], i, t);
+        }
 #pragma unroll
         for (i32 r = 0; r < 4; ++r) after[half][r] = outer_scale(next[half], r);
         load_scaled(next[half], block_of(strip, k + 1), half, g, t);
@@ -62,7 +64,7 @@ DEVICE void multiply_scaled(const Strip& strip, bool mine, const Mxfp8& from, i6
         for (i32 f = 0; f < 4; ++f) {
           float part[4] = {};
           float (&to)[4] = sum[f >> 1][n][f & 1];
-          mma_block_scaled(kScaleOfBlocks ? part : to, a[f], column, inner[f >> 1], kScaleInside ? 2 * (f & 1) : 0, scales[n >> 2], b, n & 3);
+          mma_block_scaled(kScaleOfBlocks ? part : to, a[f], column, inner[f], 0, scales[n >> 2], b, n & 3);
           if (kScaleOfBlocks) {
 #pragma unroll
             for (i32 q = 0; q < 4; ++q) to[q] = fused_multiply_add(part[q], after[f >> 1][2 * (f & 1) + (q >> 1)], to[q]);

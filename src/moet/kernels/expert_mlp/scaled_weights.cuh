@@ -14,7 +14,7 @@
 static_assert(kFormat != kNvfp4 && kFormat != kBf16, "a row format whose levels are E4M3 with one scale for 32 columns");
 constexpr bool kScaleInside = kFormat == kSym2 || kFormat == kMxfp4, kScaleOfBlocks = kFormat == kTcq2 || kFormat == kFp8;
 constexpr i32 kCodeWords = kBits == 8 ? 2 : 1;   // of a lane for a row
-constexpr u32 kScaleOne = 0x7f7f7f7fu;   // 2^0, four times
+constexpr u32 kScaleOne = 127;
 constexpr u32 kCodeShift = kFormat == kMxfp4 ? 6 : 0;   // its codes stand for 2^-6 of the levels; the activations' scales take that back
 
 // Columns 4g .. 4g + 3 of a block, two and two, in its 32 bytes of activations: the even ones at code_position, the odd ones kPairsApart on (8 bits: the first two, the
@@ -62,7 +62,8 @@ DEVICE void scaled_fragment(const ScaledBlock& b, i32 i, i32 t, u32 (&a)[4]) {
 #pragma unroll
   for (i32 r = 0; r < 2; ++r) scaled_levels(b, 2 * i + r, t, a[r], a[2 + r]);
 }
-// Lanes 4g and 4g + 1 give the scales of an instruction's rows g and g + 8: fragment i takes byte 2i.
-DEVICE u32 inner_scales(const ScaledBlock& b, i32 t) { return kScaleInside ? b.scales >> (8 * (t & 1)) : kScaleOne; }
+// Lanes 4g and 4g + 1 give the scales of its rows g and g + 8, each in its lowest byte: to shift here is less than to select another byte, which changes the
+// instruction's selectors, a uniform register that has to be set and waited for each time.
+DEVICE u32 inner_scale(const ScaledBlock& b, i32 i, i32 t) { return kScaleInside ? b.scales >> (8 * (2 * i + (t & 1))) : kScaleOne; }
 // Of row r, behind the product.
 DEVICE float outer_scale(const ScaledBlock& b, i32 r) { return as_float(kFormat == kTcq2 ? ((b.scales >> (8 * r) & 255) << 20) + (112u << 23) : b.scales); }
