@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parent / room) for room in ("gpu", "counts"))]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "gpu")]
+sys.path.append(str(Path(__file__).parent / "counts"))   # has names that other packages may use
 
 import torch
 from gemm import ahead, ceilings, claims, counts
@@ -27,6 +28,7 @@ from gemm.table import ContextLost, Table, describe, kinds_for
 from gemm.timing import SAMPLES
 from report import Report
 
+DEVICE = "cuda:0"
 MODE = "2-bit and native rows, bf16 activations"
 
 
@@ -94,8 +96,7 @@ def main() -> None:
     o.out.mkdir(parents=True, exist_ok=True)
     report = Report(o.out / "moe_gemm.json", MODE, o.seconds, o.commit)
     compile_kernels(o, report)
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
+    device = torch.device(DEVICE)
     earlier = json.loads(o.resume.read_text()) if o.resume else None
     if earlier:
         report.facts["ceilings"] = earlier["ceilings"]   # all fractions are of the same ones

@@ -39,7 +39,6 @@ def start_humming(shapes: Sequence[str], tokens: Sequence[int], log: Path) -> su
 
 
 def main() -> None:
-    sys.path[:0] = [str(Path(__file__).parents[1] / "gpu")]
     import torch
 
     from gemm.columns import humming

@@ -256,6 +256,44 @@ def test_every_column_is_asked_of_the_shapes_of_the_claims():
     assert columns_of(SHAPES["glm-5.2"]) == list(KINDS.values()) and len(columns_of(SHAPES["gpt-oss-120b"])) == 3
 
 
+@pytest.fixture
+def program(monkeypatch, made, tmp_path):
+    """moe_gemm.main(*arguments) on the CPU over `made.columns`; returns what it wrote."""
+    monkeypatch.setattr(moe_gemm, "DEVICE", "cpu")
+    monkeypatch.setattr(moe_gemm.ahead, "ours", lambda formats: made.log.append(f"compiled {','.join(formats)}"))
+    monkeypatch.setattr(moe_gemm.ahead, "start_humming", lambda *what: None)
+    monkeypatch.setattr(moe_gemm.ceilings, "measure", lambda device: (Ceilings(4.5e12, 4.3e12, 7.8e14), {"read_gb_per_s": [4500.0]}))
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+
+    def main(*arguments: str) -> dict:
+        monkeypatch.setattr(sys, "argv", ["moe_gemm.py", "--out", str(tmp_path), "--shapes", "tiny", "--samples", "3", *arguments])
+        moe_gemm.main()
+        return json.loads((tmp_path / "moe_gemm.json").read_text())
+
+    return main
+
+
+def test_the_program_writes_what_a_result_holds_and_goes_on_from_it(program, made, tmp_path):
+    made.columns |= {"tcq2": Right, "marlin_mxfp4": failing}
+    first = program("--tokens", "1,4", "--columns", "tcq2,marlin_mxfp4")
+    assert {"date", "commit", "machine", "versions", "mode", "claims", "samples", "ceilings", "errors", "checks", "notes", "counts", "shapes"} <= set(first)
+    assert set(first["samples"]["cells"]["tiny"]) == {"1", "4"} and "marlin_mxfp4" in first["errors"]["tiny"] and made.log == ["compiled tcq2", "closed"]
+    made.columns["sym2"] = Right
+    second = program("--tokens", "1", "--columns", "tcq2,sym2,marlin_mxfp4", "--resume", str(tmp_path / "moe_gemm.json"))
+    assert set(second["samples"]["cells"]["tiny"]["1"]) == {"tcq2", "sym2"} and second["samples"]["cells"]["tiny"]["4"] == first["samples"]["cells"]["tiny"]["4"]
+    assert second["errors"] == first["errors"] and second["ceilings"] == first["ceilings"]
+
+
+def test_after_a_lost_context_the_program_starts_again(program, made, monkeypatch, tmp_path):
+    made.columns |= {"tcq2": Right, "sym2": Right}
+    calls = []
+    monkeypatch.setattr(Table, "_still_there", lambda it, after: (_ for _ in ()).throw(table.ContextLost(after)) if "tcq2" in after else None)
+    monkeypatch.setattr(moe_gemm.os, "execv", lambda path, arguments: calls.append(arguments))
+    program("--tokens", "1", "--columns", "tcq2,sym2")
+    (arguments,) = calls
+    assert arguments[arguments.index("--resume") + 1] == str(tmp_path / "moe_gemm.json") and arguments[arguments.index("--columns") + 1] == "tcq2,sym2"
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(Exception, match="expected some of .*found tcq3"):
         moe_gemm.names(list(KINDS), "tcq2,tcq3")
