@@ -74,6 +74,12 @@ def test_bits_do_not_depend_on_the_batch_the_blocks_or_the_slots(format, arch):
     assert (together == bench.run(x, weights, ids, "large", 5)).all()
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_one_block_and_a_single_chunk_of_each_row(arch):
+    """More panels than the copying warp may be ahead, none of them as long as what it has on its way."""
+    check(Bench(RowGeometry("tcq2", 64, 32, False), Activation(), 12, 23, arch=arch), routing(np.random.default_rng(24), 20, 2, 12)[1], 25, blocks=1)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_any_interleaving_of_the_copying_warp_and_the_others(seed):
     bench = Bench(RowGeometry("sym2", 320, 96, False), Activation(), 5, 17)

@@ -18,12 +18,13 @@ constexpr i32 kTileBytes = kMostPairs * 128, kStageBytes = (kTileBytes + kStrips
 constexpr i32 kRingBytes = 222 << 10;   // of 227 KiB; cuda.py asks for them, and 1 KiB to align
 constexpr i32 kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
 constexpr i32 kLag = kStages / 2 - 1;   // stages whose copies are on their way before the oldest is waited for
-static_assert(kLag >= 1 && kLag <= 3);
+constexpr i32 kPanels = 4;   // more than stages on their way: who waits for a panel to be read has announced all stages of the one before it
+static_assert(kLag >= 1 && kLag < kPanels);
 
 struct Ring {
   u64 full[kStages], empty[kStages];   // a stage's
-  u64 told[2], heard[2];               // of `panel`
-  Panel panel[2];
+  u64 told[kPanels], heard[kPanels];   // of `panel`
+  Panel panel[kPanels];
 };
 struct Cursor {
   i32 stage;
@@ -77,8 +78,8 @@ template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* s
       wait_copies<0>();
       while (under_way) landed();
     }
-    const i32 slot = number & 1;
-    barrier_wait(&ring.heard[slot], (number >> 1 & 1) ^ 1);
+    const i32 slot = number % kPanels;
+    barrier_wait(&ring.heard[slot], (number / kPanels & 1) ^ 1);
     if (lane == 0) {
       ring.panel[slot] = panel;
       barrier_arrive(&ring.told[slot]);
@@ -272,7 +273,7 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
   u8* stages = align_shared(memory);
   if (thread_id() == 0) {
     for (i32 i = 0; i < kStages; ++i) barrier_init(&ring.full[i], 2), barrier_init(&ring.empty[i], kConsumerThreads / 32);
-    for (i32 i = 0; i < 2; ++i) barrier_init(&ring.told[i], 1), barrier_init(&ring.heard[i], kConsumerThreads);
+    for (i32 i = 0; i < kPanels; ++i) barrier_init(&ring.told[i], 1), barrier_init(&ring.heard[i], kConsumerThreads);
     barriers_ready();
   }
   sync_block();
@@ -284,9 +285,10 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
   more_registers<216>();
   Cursor at = {0, 0};
   for (i32 number = 0;; ++number) {
-    barrier_wait(&ring.told[number & 1], number >> 1 & 1);
-    const Panel panel = ring.panel[number & 1];
-    barrier_arrive(&ring.heard[number & 1]);
+    const i32 slot = number % kPanels;
+    barrier_wait(&ring.told[slot], number / kPanels & 1);
+    const Panel panel = ring.panel[slot];
+    barrier_arrive(&ring.heard[slot]);
     if (panel.step < 0) return;
     if (panel.readable) consume<kDown>(args, ring, stages, at, panel);
     else store_zeros(args, panel);
