@@ -13,13 +13,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "counts"), str(Path(__file__).parents[1] / "src")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
 import record
-from modules import MODULES, code_hash
-from pipes import ARCHITECTURES, GPUS, PIPES, bounds, pipe, products, shared_bytes
-from sass import Instruction, Loop, functions, loops
-from tools import cuobjdump, dump
+from counts.modules import MODULES, code_hash
+from counts.sass import Instruction, Loop, functions, loops
+from counts.throughput import ARCHITECTURES, GPUS, PIPES, bounds, pipe, products, shared_bytes
+from counts.tools import cuobjdump, dump
 
 from moet.kernels.gpu.module import cubin
 from moet.layout import FORMATS, RowGeometry

@@ -5,8 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipes import ARCHITECTURES
-
+from counts.throughput import ARCHITECTURES
 from moet.kernels.expert_mlp.cuda import SOURCES
 from moet.kernels.expert_mlp.scaled import SCALED_FORMATS, SCALED_SOURCES
 from moet.kernels.gpu.source import flatten

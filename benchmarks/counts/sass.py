@@ -1,5 +1,6 @@
 """SASS as `cuobjdump -sass` prints it: instructions, the blocks that they form, and the loops that multiply."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ def _blocks(instructions: list[Instruction]) -> tuple[list[list[Instruction]], l
     """Basic blocks by address, and the blocks that may run after each."""
     starts = {instructions[0].address} | {i.target for i in instructions if i.target is not None}
     ends = ("BRA", "JMP", "EXIT", "RET", "BSYNC", "BRX", "CALL", "BREAK")
-    starts |= {after.address for i, after in zip(instructions, instructions[1:], strict=False) if i.name in ends}
+    starts |= {after.address for i, after in itertools.pairwise(instructions) if i.name in ends}
     blocks: list[list[Instruction]] = []
     for i in instructions:
         if i.address in starts:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from counts.pipes import GPUS
+from counts.throughput import GPUS
 
 from moet.layout import RowGeometry
 

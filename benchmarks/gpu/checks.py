@@ -1,9 +1,10 @@
-"""Runs the GPU tests, or compute-sanitizer over a reduced pager test, and writes what came of it.
+"""Runs the GPU tests, or compute-sanitizer over a reduced pager test and small random layers, and writes what came of it.
 
     python benchmarks/gpu/checks.py tests --out FOLDER        gpu_tests.json
     python benchmarks/gpu/checks.py sanitize --out FOLDER     gpu_sanitize.json
 """
 
+import itertools
 import re
 import subprocess
 import sys
@@ -18,6 +19,14 @@ from report import Report, arguments
 FAULTS = ("cannot_be_read", "short_reads", "hangs", "server_that_stopped", "with_faults")
 """Of the names of the tests that break reads."""
 TOOLS = ("memcheck", "racecheck")
+CHECKED = {
+    "": ("the reduced pager test", [str(Path(__file__).parent / "reduced.py")]),
+    ".kernels": (
+        "random layers of every row format",
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(record.ROOT / "tests" / "gpu" / "test_kernels_bounds.py"), "--reduced", "-k", "random_layers"],
+    ),
+}
+"""End of a claim's id -> what compute-sanitizer looks at, and how Python runs it."""
 
 
 def outcomes(junit: str) -> dict[str, str]:
@@ -62,22 +71,23 @@ def run_tests(report: Report, folder: Path) -> None:
 
 
 def run_sanitizer(report: Report, folder: Path) -> None:
-    for tool in TOOLS:
-        if not report.fits(tool, 30):
+    for (part, (what, program)), tool in itertools.product(CHECKED.items(), TOOLS):
+        name = f"{tool}{part}"
+        if not report.fits(name, 30):
             continue
-        log = folder / f"sanitize-{tool}.log"
-        command = ["compute-sanitizer", "--tool", tool, "--log-file", str(log), sys.executable, str(Path(__file__).parent / "reduced.py")]
-        with report.timed(tool):
+        log = folder / f"sanitize-{name}.log"
+        command = ["compute-sanitizer", "--tool", tool, "--log-file", str(log), sys.executable, *program]
+        with report.timed(name):
             try:
                 done = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True, timeout=report.left, check=False)
                 output, code = done.stdout + done.stderr, done.returncode
             except subprocess.TimeoutExpired as e:
                 output, code = f"stopped after {e.timeout:.0f} s", -1
         errors = hazards(log.read_text()) if log.exists() else None
-        report.samples[tool] = {"exit": code, "output": output[-4000:], "summary": log.read_text()[-2000:] if log.exists() else ""}
-        report.say(tool, errors, f"exit {code}", output[-500:])
+        report.samples[name] = {"exit": code, "output": output[-4000:], "summary": log.read_text()[-2000:] if log.exists() else ""}
+        report.say(name, errors, f"exit {code}", output[-500:])
         failed = errors is None or code != 0
-        report.claims.append(record.Claim(f"G7.{tool}", f"errors that compute-sanitizer {tool} finds in the reduced pager test", -1 if failed and not errors else errors, "", 0, "=="))
+        report.claims.append(record.Claim(f"G7.{name}", f"errors that compute-sanitizer {tool} finds in {what}", -1 if failed and not errors else errors, "", 0, "=="))
         report.write()
 
 

@@ -12,6 +12,7 @@ sys.path += [str(HERE), str(HERE.parent / "cpu")]   # what the tests of both fol
 
 def pytest_addoption(parser):
     parser.addoption("--emulated", action="store_true", help="tests/gpu: the kernels' source on the CPU instead of a GPU")
+    parser.addoption("--reduced", action="store_true", help="tests/gpu: random layers of the emulator's sizes on a GPU, and long waits: for compute-sanitizer")
 
 
 def pytest_collection_modifyitems(config, items):  # pytest passes the items of every folder
@@ -29,6 +30,11 @@ def emulated(request) -> bool:
     return bool(request.config.getoption("--emulated", default=False))
 
 
+@pytest.fixture(scope="session")
+def reduced(request) -> bool:
+    return bool(request.config.getoption("--reduced", default=False))
+
+
 @pytest.fixture
 def needs_graphs(emulated):
     if emulated:
@@ -36,17 +42,17 @@ def needs_graphs(emulated):
 
 
 @pytest.fixture
-def opened(emulated):
+def opened(emulated, reduced):
     """open(layers, gpu_bytes=0, top_k=4, rank=0, world=1, least=False, **options) -> an armed runtime; all are closed at the end. gpu_bytes 0: all rows; least: or what is needed at least."""
     from expert_layers import open_runtime, poison_memory, registration
 
     held = []
 
     def open(layers, gpu_bytes: int = 0, top_k: int = 4, rank: int = 0, world: int = 1, least: bool = False, **options):
-        poison_memory(emulated)
+        poison_memory(emulated or reduced)
         store = layers.store(register=registration(emulated), rank=rank, world=world)
         held.append(store)
-        runtime = open_runtime(store, layers, top_k, emulated, **options)
+        runtime = open_runtime(store, layers, top_k, emulated, **({"limit_s": 60.0} | options if reduced else options))
         held.append(runtime)
         runtime.allocate(max(gpu_bytes, runtime.gpu_bytes_minimum()) if least else gpu_bytes)
         runtime.arm(True)

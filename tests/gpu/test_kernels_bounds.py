@@ -13,7 +13,7 @@ from moet.kernels.expert_mlp import reference
 from moet.layout import FORMATS, RowGeometry
 from moet.moe.device import DeviceRuntime
 
-SEEDS = 28   # of every format; the routings take turns
+SEEDS, REDUCED_SEEDS = 28, 4   # of every format; the routings take turns
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +52,10 @@ def compare(case: Case, scan: bool, call: Batch, experts: dict, results: list[to
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("format", FORMATS)
-def test_random_layers(format, seed, opened, emulated):
-    check_case(draw(format, seed, emulated), opened, emulated)
+def test_random_layers(format, seed, opened, emulated, reduced):
+    if reduced and seed >= REDUCED_SEEDS:
+        pytest.skip("minutes under compute-sanitizer")
+    check_case(draw(format, seed, emulated or reduced), opened, emulated)
 
 
 @pytest.mark.parametrize("format", FORMATS)

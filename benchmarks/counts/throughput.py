@@ -8,7 +8,7 @@ by multiprocessors, boost clock and 2. PRO 6000's tensor cores add in float32 at
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sass import Instruction
+from counts.sass import Instruction
 
 _FMA = {"FFMA", "FADD", "FMUL", "FFMA2", "FADD2", "FMUL2"}
 _HEAVY = {"IMAD", "IDP", "IDP4A"}   # IMAD.MOV and IMAD.SHL too: the compiler's way to spread moves and shifts over pipes
@@ -17,7 +17,7 @@ _LOADS = {"LDG": "LDG", "LD": "LDG", "LDGSTS": "LDGSTS", "LDS": "LDS", "LDSM": "
 _XU = {"MUFU", "I2F", "F2I", "POPC", "FLO", "BREV", "F2F"}
 _LOCAL = {"LDL", "STL"}
 _CONTROL = {"BRA", "BSSY", "BSYNC", "EXIT", "NOP", "BAR", "WARPSYNC", "SYNCS", "DEPBAR", "LDGDEPBAR", "YIELD", "NANOSLEEP", "MEMBAR", "ERRBAR", "CALL", "RET", "BREAK", "WARPGROUP", "BRX", "CCTL", "FENCE", "ELECT", "PREEXIT", "ACQBULK", "CGAERRBAR"}
-_CONSTANT = {"LDC", "LDCU", "ULDC", "S2R", "S2UR", "CS2R", "R2UR", "REDUX", "VOTE", "VOTEU", "ATOMS", "ATOMG", "ATOM", "RED", "REDG", "REDUX", "UTMALDG", "UBLKCP", "MATCH"}
+_CONSTANT = {"LDC", "LDCU", "ULDC", "S2R", "S2UR", "CS2R", "R2UR", "REDUX", "VOTE", "VOTEU", "ATOMS", "ATOMG", "ATOM", "RED", "REDG", "UTMALDG", "UBLKCP", "MATCH"}
 PIPES = ("alu", "fma", "heavy", "half", "tensor", "LDS", "LDG", "LDGSTS", "STS", "STG", "SHFL", "xu", "local", "uniform", "other")
 
 

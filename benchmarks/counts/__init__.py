@@ -1,0 +1,1 @@
+"""Counting the instructions of machine code; benchmarks/kernel_resources.py."""
