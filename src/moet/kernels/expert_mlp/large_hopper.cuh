@@ -230,9 +230,10 @@ DEVICE void store_gate_up(const MlpArgs& args, const Panel& panel, const u8* row
   const Strip strip = w13_strip(args, row, number < args.tiles ? number : 0);
   const float factors[2] = {factor<false>(args, row, strip, 0), factor<false>(args, row, strip, 1)};
   const float bias[2] = {tile_bias(args, strip, 0, value), tile_bias(args, strip, 1, value)};
-  u16* to = args.act + panel.position * args.act_stride + column / 64 * 64 + place_of(column % 64);
+  const i64 step = 8 * args.act_stride;
+  u16* to = args.act + (panel.position + 2 * t + second) * args.act_stride + column / 64 * 64 + place_of(column % 64);
 #pragma unroll
-  for (i32 j = 0; j < kSums / 4; ++j) {
+  for (i32 j = 0; j < kSums / 4; ++j, to += step) {
     if (8 * j >= panel.count) return;
     float v[2];
 #pragma unroll
@@ -240,8 +241,7 @@ DEVICE void store_gate_up(const MlpArgs& args, const Panel& panel, const u8* row
       v[q] = activate(args, fused_multiply_add(sum[4 * j + q], factors[0], bias[0]), fused_multiply_add(sum[4 * j + 2 + q], factors[1], bias[1]));
     // The pair's other value is another lane's: one of them stores both of pair 2t, the other one those of 2t + 1.
     const u32 mine = there ? pack_bf16(v[0], v[1]) : 0, other = shuffle_xor(mine, 4 * kApart);
-    const i32 pair = 8 * j + 2 * t + second;
-    if (pair < panel.count) *reinterpret_cast<u32*>(to + pair * args.act_stride) = second ? permute_bytes(other, mine, 0x7632) : permute_bytes(mine, other, 0x5410);
+    if (8 * j + 2 * t + second < panel.count) *reinterpret_cast<u32*>(to) = second ? permute_bytes(other, mine, 0x7632) : permute_bytes(mine, other, 0x5410);
   }
 }
 
