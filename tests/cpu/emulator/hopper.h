@@ -48,6 +48,7 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
     emulator::machine.yield();
   }
 }
+DEVICE bool elected() { return thread_id() % 32 == 0; }
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16) emulator::machine.fail("a bulk copy: expected addresses and bytes that 16 divides");
   std::memset(to, emulator::kUninitialised, bytes);
@@ -126,3 +127,4 @@ template <i32 n> DEVICE void products_wait() {
     products.under_way.erase(products.under_way.begin(), products.under_way.begin() + static_cast<std::ptrdiff_t>(done));
   });
 }
+template <i32 size> DEVICE void settle(float (&)[size]) {}

@@ -158,6 +158,8 @@ template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor&
     advance(at);
   }
   products_wait<0>();
+  settle(sum[0]);
+  settle(sum[1]);
   release(ring, before);
 }
 
@@ -169,6 +171,7 @@ template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, u8* stages
   for (i32 i = 0; i < kSums; ++i) sum[0][i] = sum[1][i] = part[0][i] = part[1][i] = 0.0f;
   const auto add_part = [&](i32 strip) {
     products_wait<0>();
+    settle(part[strip]);
 #pragma unroll
     for (i32 i = 0; i < kSums; ++i) sum[strip][i] = fused_multiply_add(part[strip][i], scale[strip][kDown ? half : i >> 1 & 1], sum[strip][i]);
   };

@@ -19,6 +19,12 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
   asm volatile("{\n\t.reg .pred p;\n\tagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@p bra done;\n\tbra again;\n\tdone:\n\t}"
                :: "r"(shared_address(b)), "r"(parity) : "memory");
 }
+// One lane of a warp that all are here with: what it does then takes uniform registers, as copies do.
+DEVICE bool elected() {
+  u32 v;
+  asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(v));
+  return v;
+}
 // Whole 16-byte words, aligned; the bytes count at `b` when they are there.
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -90,4 +96,9 @@ template <i32 steps, i32 size> DEVICE void multiply_tile(float (&d)[size], const
   }
 }
 template <i32 n> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(n) : "memory"); }   // until at most n groups are under way
+// After the last of them: sums are read behind it, not before.
+template <i32 size> DEVICE void settle(float (&d)[size]) {
+#pragma unroll
+  for (i32 i = 0; i < size; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+}
 #endif
