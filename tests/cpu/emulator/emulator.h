@@ -252,9 +252,10 @@ DEVICE void emulated_mma_s8(emulator::Warp& w) {
   for (i32 lane = 0; lane < 32; ++lane)
     for (i32 i = 0; i < 4; ++i) w.d32[lane][i] = d[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)];
 }
-DEVICE void mma_s8(i32 (&d)[4], const Fragment& a, const u32 (&b)[2], const i32 (&c)[4]) {
+struct Columns8 { u32 of[2]; };
+DEVICE void mma_s8(i32 (&d)[4], const Fragment& a, const Columns8& b, const i32 (&c)[4]) {
   emulator::machine.meet(
-      emulator::Meeting::kMmaInteger, [&](auto& w, u32, i32 lane) { w.a[lane] = a.of, w.b[lane] = b, w.c32[lane] = c, w.d32[lane] = d; },
+      emulator::Meeting::kMmaInteger, [&](auto& w, u32, i32 lane) { w.a[lane] = a.of, w.b[lane] = b.of, w.c32[lane] = c, w.d32[lane] = d; },
       [](auto& w, u32) { emulated_mma_s8(w); });
 }
 

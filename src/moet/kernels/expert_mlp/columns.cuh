@@ -48,7 +48,10 @@ DEVICE void load_sixteen(Sixteen& s, const u8* chunk, i32 row, i32 t) {
 
 // A byte's UE8M0 or E4M3 as bf16, in both halves. 2^-127 is below the normal range.
 DEVICE u32 scale_of(u32 byte) {
-  if (kFormat == kNvfp4) return scale_bits(byte) * 0x10001u;
+  if (kFormat == kNvfp4) {   // as a float32 with its exponent field E4M3 is 2^-120 of its value
+    const float value = as_float(((byte & 0x80) << 24) | ((byte & 0x7f) << 20));
+    return (as_bits(multiply(value, as_float(247u << 23))) >> 16) * 0x10001u;
+  }
   return maximum_u16x2(byte * 0x800080u, 0x400040u);
 }
 

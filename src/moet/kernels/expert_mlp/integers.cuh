@@ -7,8 +7,9 @@
 // Fragment i (0, 1): its row g is row 4g + 2i of the half, its row g + 8 is row 4g + 2i + 1. Columns are in whatever order the lane has them: weights and
 // activations agree on it lane by lane.
 //
-// A group is the columns under one scale. Where only two of the four lanes of a row hold columns of a group, the others' activations are zeros: the tensor
-// cores have time for twice the products (8 clocks of 40), registers and shuffles are what is short.
+// The eight columns of a product are two pairs x two parts x two planes: column g is pair g / 4, part g / 2 % 2, plane g % 2, and lane t has the sums of pair
+// t / 2 and part t % 2. A part is one of two scales of a chunk's rows: blocks 0 and 1, or, for nvfp4, columns 0 .. 15 and 16 .. 31 of a block. Activations that
+// are not of a column's part are zeros there. So two pairs fill the products that one needs, and a lane has one scale to read and apply where it would have two.
 #pragma once
 #include "activations.cuh"
 #include "ring.cuh"
@@ -17,9 +18,8 @@
 constexpr bool kTable = kFormat == kTcq2 && (MOET_ARCH == 90 || MOET_ARCH == 100);
 constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0;
 
-constexpr i32 kGroups = kFormat == kNvfp4 ? 4 : 2;       // of a chunk
-constexpr bool kMasked = kFormat != kMxfp4;              // half of the lanes hold columns of a group
 constexpr bool kInterleaved = kBits == 2 && !kTable;     // a lane's columns are 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15
+constexpr i32 kSums = kFormat == kNvfp4 ? 2 : 1;         // of a lane's rows in a chunk, each with its scale
 // Bytes of weights are level + kBias, where a byte permute cannot find signed ones; sums begin at -kBias times the activations' sum.
 constexpr i32 kBias = kTable || kFormat == kSym2 ? 0 : kFormat == kTcq2 ? 16 : 12;
 // What sums are multiplied by in the end: E2M1 levels are doubled; nvfp4's scales are 2^-120 of their value, and 2^60 fits before the product.
@@ -28,18 +28,18 @@ constexpr float kAfter = kFormat == kMxfp4 ? 0.5f : kFormat == kNvfp4 ? 0.5f * 1
 // What a lane holds of one half of a chunk.
 struct Packed {
   Vec4 words[kBits / 2];
-  u32 scales[kGroups];       // of its 4 rows
+  u32 scales[kSums];         // of its 4 rows and its part; nvfp4: of each block
 };
-// stage: where the chunk is in shared memory (ring.cuh).
-DEVICE void load_packed(Packed& p, u32 stage, i32 half, i32 g, i32 t) {
-  const u32 row = 128 * half + 16 * g, scale = (kPieces - 1) * kPiece + 256 + 32 * half + 4 * g;
-  if (kBits == 2) p.words[0] = load_shared16(stage + (t >> 1) * kBlockStage + (t & 1) * kPiece + row);
+// chunk: where it is in shared memory (ring.cuh).
+DEVICE void load_packed(Packed& p, u32 chunk, i32 half, i32 g, i32 t) {
+  const u32 row = 128 * half + 16 * g, scale = kCodeBytes + 32 * half + 4 * g, part = t & 1;
+  if (kBits == 2) p.words[0] = load_shared16(chunk + (t >> 1) * kBlockBytes + (t & 1) * 256 + row);
 #pragma unroll
   for (i32 b = 0; b < 2; ++b) {
-    if (kBits == 4) p.words[b % (kBits / 2)] = load_shared16(stage + b * kBlockStage + t * kPiece + row);
-    if (kFormat == kNvfp4) p.scales[2 * b % kGroups] = load_shared(stage + b * kBlockStage + scale), p.scales[(2 * b + 1) % kGroups] = load_shared(stage + b * kBlockStage + scale + 64);
-    else p.scales[b] = load_shared(stage + b * kBlockStage + scale);
+    if (kBits == 4) p.words[b % (kBits / 2)] = load_shared16(chunk + b * kBlockBytes + t * 256 + row);
+    if (kFormat == kNvfp4) p.scales[b % kSums] = load_shared(chunk + b * kBlockBytes + scale + 64 * part);
   }
+  if (kFormat != kNvfp4) p.scales[0] = load_shared(chunk + part * kBlockBytes + scale);
 }
 
 // --- codes to bytes
@@ -115,65 +115,57 @@ DEVICE float scale_of(u32 scales, i32 r, i32 addend) {
 
 // --- activations
 
-// What a lane loads of a chunk for the four pairs of a tile: fragment column g is pair g / 2's high (g even) or low plane; sums are pair t's.
+// What a lane loads of a chunk, for a tile of two pairs: codes of column g, exponents and sums of pair t / 2.
 struct Raw {
-  Vec4 bytes;
-  i32 exponent[2];           // of each block
-  i32 sum[2], first[2];      // PlaneBlock's, where kBias
+  u32 bytes[4];              // 2 bits: its 16 columns; 4 bits: its 8 of the column's block, or of both blocks
+  i32 exponent[kSums];
+  i32 start[kSums];          // activations' sums, where kBias
 };
-// codes, blocks: of the chunk, alike in all lanes; own: where pair g / 2's codes are from there; summed: pair t's blocks. Both blocks of a chunk are there.
-DEVICE void load_columns(Raw& r, const u8* codes, const u8* blocks, u32 own, u32 summed, i32 g, i32 t) {
+constexpr i32 kRawWords = kFormat == kMxfp4 ? 2 : 4;
+// Whether a lane's columns are of column g's part.
+DEVICE bool matches(i32 g, i32 t) { return (g >> 1 & 1) == (t >> 1); }
+
+// codes, blocks: of the chunk, alike in all lanes; own: where pair g / 4's codes are from there; summed: pair t / 2's blocks. `bytes` stay zeros where not `mine`.
+DEVICE void load_columns(Raw& r, const u8* codes, const u8* blocks, u32 own, u32 summed, bool mine, i32 g, i32 t) {
+  const u32 plane = (g & 1) * 32, part = t & 1;
   if (kBits == 2) {
-    r.bytes = load_vector(codes, own + (t >> 1) * 64 + (g & 1) * 32 + (t & 1) * 16);
-  } else {
-    const Vec2 left = load_double(codes, own + (g & 1) * 32 + t * 8), right = load_double(codes + 64, own + (g & 1) * 32 + t * 8);
-    r.bytes = {left.x, left.y, right.x, right.y};
+    if (mine) {
+      const Vec4 v = load_vector(codes, own + (t >> 1) * 64 + plane + (t & 1) * 16);
+      r.bytes[0] = v.x, r.bytes[1] = v.y, r.bytes[2] = v.z, r.bytes[3] = v.w;
+    }
+  } else if (kFormat == kMxfp4) {
+    const Vec2 v = load_double(codes, own + (g >> 1 & 1) * 64 + plane + t * 8);
+    r.bytes[0] = v.x, r.bytes[1] = v.y;
+  } else if (mine) {
+    const Vec2 first = load_double(codes, own + plane + t * 8), second = load_double(codes + 64, own + plane + t * 8);
+    r.bytes[0] = first.x, r.bytes[1] = first.y, r.bytes[2] = second.x, r.bytes[3] = second.y;
   }
 #pragma unroll
-  for (i32 b = 0; b < 2; ++b) {
-    const u8* from = blocks + b * sizeof(PlaneBlock);
-    if (kBias) {
-      const Vec4 all = load_vector(from, summed);
-      r.exponent[b] = static_cast<i32>(all.x), r.sum[b] = static_cast<i32>(all.y), r.first[b] = static_cast<i32>(all.z);
+  for (i32 s = 0; s < kSums; ++s) {
+    const u32 at = summed + (kFormat == kNvfp4 ? s : part) * static_cast<u32>(sizeof(PlaneBlock));
+    if (!kBias) {
+      r.exponent[s] = static_cast<i32>(load_single(blocks, at)), r.start[s] = 0;
     } else {
-      r.exponent[b] = static_cast<i32>(load_single(from, summed));
+      const Vec4 v = load_vector(blocks, at);
+      const i32 sum = static_cast<i32>(v.y), first = static_cast<i32>(v.z);
+      r.exponent[s] = static_cast<i32>(v.x), r.start[s] = kFormat == kNvfp4 ? part ? sum - first : first : sum;
     }
   }
 }
 
-// The same as the products take it.
-struct Columns {
-  u32 bytes[4];
-  i32 addend[2];             // of scale_of, of each block
-  i32 start[kGroups];        // where the sums begin
-};
-DEVICE void arrange(Columns& c, const Raw& r) {
-  Vec4 v = r.bytes;
-  if (kInterleaved) v = {permute_bytes(v.x, v.y, 0x6420), permute_bytes(v.x, v.y, 0x7531), permute_bytes(v.z, v.w, 0x6420), permute_bytes(v.z, v.w, 0x7531)};
-  c.bytes[0] = v.x, c.bytes[1] = v.y, c.bytes[2] = v.z, c.bytes[3] = v.w;
+// sum[half][i][n][r] += a chunk's weights x tile n's activations: row 4g + 2i + r, pair t / 2, part t % 2. own: 4 * lane.
+template <i32 kN> DEVICE void multiply(const Packed (&packed)[2], const Raw (&raw)[kN], i32 g, i32 t, u32 own, float (&sum)[2][2][kN][2]) {
+  u32 b[kN][4];
+  i32 addend[kN][kSums], start[kN][kSums];
 #pragma unroll
-  for (i32 b = 0; b < 2; ++b) {
-    c.addend[b] = scale_addend(r.exponent[b]);
-    if (!kBias) c.start[b] = 0;
-    else if (kFormat == kNvfp4) c.start[2 * b % kGroups] = -kBias * r.first[b], c.start[(2 * b + 1) % kGroups] = -kBias * (r.sum[b] - r.first[b]);
-    else c.start[b] = -kBias * r.sum[b];
+  for (i32 n = 0; n < kN; ++n) {
+    const u32 (&v)[4] = raw[n].bytes;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w)
+      b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w];
+#pragma unroll
+    for (i32 s = 0; s < kSums; ++s) addend[n][s] = scale_addend(raw[n].exponent[s]), start[n][s] = -kBias * raw[n].start[s];
   }
-}
-
-// sum[half][i][n][r] += a chunk's weights x tile n's activations: row 4g + 2i + r, pair t. own: 4 * lane.
-template <i32 kN> DEVICE void multiply(const Packed (&packed)[2], const Columns (&columns)[kN], i32 t, u32 own, float (&sum)[2][2][kN][2]) {
-  constexpr i32 kProducts = kBits == 2 ? 2 : 1;   // of a group
-  u32 b[kN][kGroups][kProducts][2];
-#pragma unroll
-  for (i32 n = 0; n < kN; ++n)
-#pragma unroll
-    for (i32 q = 0; q < kGroups; ++q) {
-      const u32 mask = !kMasked || (t >> 1) == (kBits == 2 ? q : q & 1) ? ~0u : 0u;
-#pragma unroll
-      for (i32 m = 0; m < kProducts; ++m)
-#pragma unroll
-        for (i32 i = 0; i < 2; ++i) b[n][q][m][i] = columns[n].bytes[2 * (kBits == 2 ? m : 2 * q / kGroups) + i] & mask;
-    }
 #pragma unroll
   for (i32 half = 0; half < 2; ++half)
 #pragma unroll
@@ -182,20 +174,22 @@ template <i32 kN> DEVICE void multiply(const Packed (&packed)[2], const Columns 
       bytes_of(packed[half], 2 * i, own, low);
       bytes_of(packed[half], 2 * i + 1, own, high);
 #pragma unroll
-      for (i32 q = 0; q < kGroups; ++q) {
-        const i32 block = 2 * q / kGroups, at = kBits == 2 ? 0 : 2 * block;
+      for (i32 n = 0; n < kN; ++n) {
+        i32 d[kSums][4];
 #pragma unroll
-        for (i32 n = 0; n < kN; ++n) {
-          const i32 start[4] = {0, columns[n].start[q], 0, columns[n].start[q]};
-          i32 d[4];
-          mma_s8(d, {low[at], high[at], low[at + 1], high[at + 1]}, b[n][q][0], start);
-          if (kProducts == 2) mma_s8(d, {low[2], high[2], low[3], high[3]}, b[n][q][kProducts - 1], d);
+        for (i32 m = 0; m < 2; ++m) {   // half of the lane's columns, or a block
+          const i32 s = m % kSums, begin[4] = {0, start[n][s], 0, start[n][s]};
+          const Fragment a = {low[2 * m], high[2 * m], low[2 * m + 1], high[2 * m + 1]};
+          if (m < kSums) mma_s8(d[s], a, {b[n][2 * m], b[n][2 * m + 1]}, begin);
+          else mma_s8(d[s], a, {b[n][2 * m], b[n][2 * m + 1]}, d[s]);
+        }
+#pragma unroll
+        for (i32 s = 0; s < kSums; ++s)
 #pragma unroll
           for (i32 r = 0; r < 2; ++r) {   // below 2^24: 15 * 32 * kLargest
-            const float exact = to_float(static_cast<i32>(multiply_add(d[2 * r], 256, d[2 * r + 1])));
-            sum[half][i][n][r] = fused_multiply_add(exact, scale_of(packed[half].scales[q], 2 * i + r, columns[n].addend[block]), sum[half][i][n][r]);
+            const float exact = to_float(static_cast<i32>(multiply_add(d[s][2 * r], 256, d[s][2 * r + 1])));
+            sum[half][i][n][r] = fused_multiply_add(exact, scale_of(packed[half].scales[s], 2 * i + r, addend[n][s]), sum[half][i][n][r]);
           }
-        }
       }
     }
 }

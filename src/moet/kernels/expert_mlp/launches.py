@@ -10,8 +10,8 @@ from moet.kernels.paging.state import RESOLVE_THREADS
 
 INTEGER_FORMATS = ("sym2", "tcq2", "mxfp4", "nvfp4")
 """Row formats whose levels are small integers: their small kernels compute with int8 planes of the activations (activations.cuh)."""
-STAGE_BYTES = {"sym2": 1312, "tcq2": 1312, "mxfp4": 2368, "nvfp4": 2496}
-"""Of a chunk of 64 x 64 weights on its way through shared memory (ring.cuh)."""
+STAGE_BYTES = {"sym2": 2304, "tcq2": 2304, "mxfp4": 2176, "nvfp4": 2304}
+"""Of four or two blocks on their way through shared memory (ring.cuh)."""
 TABLE_BYTES = 128 << 10
 """Of tcq2's table (integers.cuh)."""
 COMBINE_THREADS = PREPARE_THREADS = 256
@@ -49,7 +49,7 @@ class SmallKernel:
 
     def shared_bytes(self, format: str, arch: int) -> int:
         """Kernel<tiles>::kSharedBytes of small.cuh: a table, the groups' sums, the stages of the warps' chunks. arch: compute capability, 90 for 9.0."""
-        group = 160 + 4 * 64 * 4 * (self.tiles * (4 if format in INTEGER_FORMATS else 8) + 1)
+        group = 160 + 4 * 64 * 4 * (self.tiles * (4 if format in INTEGER_FORMATS else 8) + 1)   # Item, sums
         before = (TABLE_BYTES if format == "tcq2" and arch in (90, 100) else 0) + self.groups * group
         if format not in STAGE_BYTES:
             return before

@@ -16,7 +16,7 @@
 constexpr i32 kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 
 template <i32 kN> struct Group {                  // in shared memory
-  static constexpr i32 kPairs = kN * kTilePairs, kPitch = kPairs + 1;   // odd: lanes at one pair hit 32 banks
+  static constexpr i32 kPairs = kN * kTilePairs, kPitch = kN * kSumColumns + 1;   // odd: lanes at one column hit 32 banks
   static constexpr i32 kCount = kN == 1 ? 4 : 2;  // groups of a block: 128 registers a thread for one tile of activations, 255 for four
   Item item[4];                                   // the one that is computed, the next one, and the one that is being looked for, in turn
   i32 readable, last, reserved[2];
@@ -25,9 +25,9 @@ template <i32 kN> struct Group {                  // in shared memory
 
 // A warp's place in the strip of an item.
 struct Reader {
-  const u8* at;                                   // the first block of the chunk that is asked for next
+  const u8* at;                                   // the first block of the stage that is asked for next
   u32 stride;                                     // between blocks
-  i32 chunk, chunks, blocks;
+  i32 left;                                       // blocks from there to the end of the strip
 };
 
 template <i32 kN> struct Kernel {
@@ -66,23 +66,26 @@ template <i32 kN> struct Kernel {
 #pragma unroll
           for (i32 q = 0; q < kValues; ++q) {
             constexpr i32 kOfRow = kValues / 2;
-            shared.sums[warp][(32 * half + 4 * g + 2 * i + q / kOfRow) * Group<kN>::kPitch + kTilePairs * n + kOfRow * t + q % kOfRow] = sum[half][i][n][q];
+            shared.sums[warp][(32 * half + 4 * g + 2 * i + q / kOfRow) * Group<kN>::kPitch + sum_column(n, t, q)] = sum[half][i][n][q];
           }
   }
   DEVICE_MEMBER float total(i32 row, i32 pair) {
     float v = 0.0f;
 #pragma unroll
-    for (i32 w = 0; w < kGroupWarps; ++w) v = add(v, shared.sums[w][row * Group<kN>::kPitch + pair]);
+    for (i32 w = 0; w < kGroupWarps; ++w) v = add(v, sum_of_pair(shared.sums[w] + row * Group<kN>::kPitch, pair));
     return multiply(v, kAfter);
   }
 
-  // What the end of an item needs from memory: loaded before the products, which take longer than it.
-  static constexpr i32 kOwn = Group<kN>::kPairs / kGroupWarps;   // pairs of a warp
+  // What the end of an item needs from memory: loaded before the products, which take longer than it. A warp takes pairs of gate and up, lanes the tile's values; of
+  // down it takes halves of pairs, lanes 32 of the strip's columns.
+  static constexpr i32 kOwn = (Group<kN>::kPairs + kGroupWarps - 1) / kGroupWarps, kOwnHalves = (2 * Group<kN>::kPairs + kGroupWarps - 1) / kGroupWarps;
   struct End {
-    float first, second, bias[2];   // multipliers; of the lane's value, or its two
-    i32 pair[kOwn];
-    bool broken[kOwn];
+    float first, second, bias[2];   // multipliers; of gate and up, or of both halves
+    i32 pair[kOwnHalves];
+    bool broken[kOwnHalves];
   };
+  DEVICE_MEMBER i32 half_of(i32 i) { return (warp + kGroupWarps * i) % 2; }
+  DEVICE_MEMBER i32 pair_of(bool gate_up, i32 i) { return gate_up ? warp + kGroupWarps * i : (warp + kGroupWarps * i) / 2; }
   DEVICE_MEMBER void load_end(End& e, const Item& item) {
     const bool gate_up = item.kind == kGateUp;
     const u8* row = row_at(item);
@@ -93,18 +96,17 @@ template <i32 kN> struct Kernel {
       e.bias[i] = gate_up ? tile_bias(args, strip, i, lane) : column < args.hidden ? down_bias(args, row, column) : 0.0f;
     }
 #pragma unroll
-    for (i32 i = 0; i < kOwn; ++i) {
-      const i32 pair = warp + kGroupWarps * i, position = item.position + (pair < item.count ? pair : 0);
+    for (i32 i = 0; i < kOwnHalves; ++i) {
+      const i32 pair = pair_of(gate_up, i), position = item.position + (pair < item.count ? pair : 0);
       e.pair[i] = args.layer.plan->pairs[position];
       e.broken[i] = broken_input(args, gate_up, e.pair[i], position);
     }
   }
-  // A warp takes a pair, a lane a value of the tile.
   DEVICE_MEMBER void finish_gate_up(const Item& item, const End& e) {
     const bool there = 32 * (args.tile_begin + item.strip) + lane < args.inter;
 #pragma unroll
     for (i32 i = 0; i < kOwn; ++i) {
-      const i32 pair = warp + kGroupWarps * i;
+      const i32 pair = pair_of(true, i);
       if (pair >= item.count) break;
       const float gate = fused_multiply_add(total(lane, pair), e.first, e.bias[0]), up = fused_multiply_add(total(32 + lane, pair), e.second, e.bias[1]);
       store_act(args, item.position + pair, item.strip, e.broken[i] ? not_a_number() : there ? activate(args, gate, up) : 0.0f);
@@ -112,15 +114,12 @@ template <i32 kN> struct Kernel {
   }
   DEVICE_MEMBER void finish_down(const Item& item, const End& e, bool lost) {
 #pragma unroll
-    for (i32 i = 0; i < kOwn; ++i) {
-      const i32 pair = warp + kGroupWarps * i;
+    for (i32 i = 0; i < kOwnHalves; ++i) {
+      const i32 pair = pair_of(false, i), column = 64 * item.strip + 32 * half_of(i) + lane;
       if (pair >= item.count) break;
-      for (i32 half = 0; half < 2; ++half) {
-        const i32 column = 64 * item.strip + 32 * half + lane;
-        if (column >= args.hidden) continue;
-        const float v = lost ? 0.0f : e.broken[i] ? not_a_number() : fused_multiply_add(total(32 * half + lane, pair), e.first, e.bias[half]);
-        args.y[static_cast<i64>(e.pair[i]) * args.hidden + column] = to_bf16(v);
-      }
+      if (column >= args.hidden) continue;
+      const float v = lost ? 0.0f : e.broken[i] ? not_a_number() : fused_multiply_add(total(32 * half_of(i) + lane, pair), e.first, half_of(i) ? e.bias[1] : e.bias[0]);
+      args.y[static_cast<i64>(e.pair[i]) * args.hidden + column] = to_bf16(v);
     }
   }
   // All threads, after a barrier behind finish_down: whoever comes last combines.
@@ -137,25 +136,25 @@ template <i32 kN> struct Kernel {
     for (i32 i = thread; i < args.layer.tokens * groups; i += kGroupThreads) combine_columns(args, i / groups, 8 * item.strip + i % groups);
   }
 
-  // Chunks of an item, until the ring is full or the item has no more.
   DEVICE_MEMBER void open_reader(const Item& item) {
     const Strip strip = strip_of(item);
-    reader = {strip.at + 2 * warp * strip.stride, static_cast<u32>(strip.stride), warp, (strip.blocks + 1) / 2, strip.blocks};
+    reader = {strip.at + static_cast<i64>(kStageBlocks * warp) * strip.stride, static_cast<u32>(strip.stride), strip.blocks - kStageBlocks * warp};
   }
-  DEVICE_MEMBER void ask() {
-    while (!weights.full_up() && reader.chunk < reader.chunks) {
-      weights.ask(reader.at, 2 * reader.chunk + 1 < reader.blocks ? reader.stride : 0, g, t);   // past the end: any weights, against zeros
-      reader.at += static_cast<i64>(2 * kGroupWarps) * reader.stride, reader.chunk += kGroupWarps;
+  // One stage of the item that the reader is in, if there is room and it has one; `next`: else of the next item, if its row is there.
+  DEVICE_MEMBER void ask(const Item* next, bool& ahead) {
+    if (weights.full_up()) return;
+    if (reader.left <= 0) {
+      if (!next || ahead || uniform(next->kind) == kNothingLeft || !uniform(next->hit)) return;
+      ahead = true;
+      open_reader(held(*next));
+      if (reader.left <= 0) return;
     }
+    weights.ask(reader.at, reader.stride, reader.left, g, t);
+    reader.at += static_cast<i64>(kStageBlocks * kGroupWarps) * reader.stride, reader.left -= kStageBlocks * kGroupWarps;
   }
-  // The same, going on with the next item if its row is there.
-  DEVICE_MEMBER void ask_ahead(const Item& next, bool& ahead) {
-    ask();
-    if (ahead || weights.full_up()) return;
-    if (uniform(next.kind) == kNothingLeft || !uniform(next.hit)) return;
-    ahead = true;
-    open_reader(held(next));
-    ask();
+  DEVICE_MEMBER void fill_up(const Item* next, bool& ahead) {
+#pragma unroll 1
+    for (i32 i = 0; i < Weights::kStages; ++i) ask(next, ahead);
   }
 
   DEVICE_MEMBER void run(u8* memory) {
@@ -175,7 +174,7 @@ template <i32 kN> struct Kernel {
     sync();
     bool ahead = true;                            // the reader is in the next item, seen from the one before the first
     const Item first = held(shared.item[0]);
-    if (first.kind != kNothingLeft && first.hit) open_reader(first), ask();
+    if (first.kind != kNothingLeft && first.hit) open_reader(first), fill_up(nullptr, ahead);
     else ahead = false;
     if (kTableBytes) {
       fill_table(memory);
@@ -197,25 +196,38 @@ template <i32 kN> struct Kernel {
       load_end(end, item);
       if (readable) {
         if (!ahead) {
-          fence_async();                          // the row that was waited for, before the copy engine reads it
+          weights.after_waiting();
           open_reader(item);
-          ask();
         }
         ahead = false;
-        const i32 chunks = (item.kind == kGateUp ? hidden_padded(args) / 64 : (args.tiles + 1) / 2);
+        fill_up(&next, ahead);                    // what the item before had no room or no stage for
+        const i32 chunks = item.kind == kGateUp ? hidden_padded(args) / 64 : (args.tiles + 1) / 2;
         Inputs<kN> inputs;
         inputs.open(args, item.kind == kGateUp, plan.pairs, item.position, item.count, g, t);
         float sum[2][2][kN][kValues] = {};
-        typename Inputs<kN>::Loaded loaded[2];    // of a chunk and of the next one
-        const auto step = [&](i32 chunk, const typename Inputs<kN>::Loaded& here, typename Inputs<kN>::Loaded& after) {
-          inputs.load(after, chunk + kGroupWarps < chunks ? chunk + kGroupWarps : chunk, g, t);
-          weights.template multiply_oldest<kN>(here, g, t, sum);
-          ask_ahead(next, ahead);
+        typename Inputs<kN>::Loaded loaded[2];    // of a chunk and of the one behind it: the stage's other one, or the next stage's
+        constexpr i32 kTurn = kStageChunks == 2 ? 1 : 2;   // stages, so that chunks have their places in `loaded`
+        constexpr i32 kNext = kStageChunks * kGroupWarps;  // chunks from a stage of this warp to its next one
+        const auto chunk_of = [&](i32 first, i32 c) { return kStageChunks == 2 ? first + c : first + c * kNext; };
+        const auto load = [&](i32 chunk, i32 c) {
+          if (chunk < chunks) inputs.load(loaded[c], chunk, g, t);
         };
-        inputs.load(loaded[0], warp < chunks ? warp : 0, g, t);
-        for (i32 chunk = warp; chunk < chunks; chunk += 2 * kGroupWarps) {
-          step(chunk, loaded[0], loaded[1]);
-          if (chunk + kGroupWarps < chunks) step(chunk + kGroupWarps, loaded[1], loaded[0]);
+        for (i32 c = 0; c < 2; ++c) inputs.clear(loaded[c]), load(chunk_of(kStageChunks * warp, c), c);
+        for (i32 first = kStageChunks * warp; first < chunks; first += kTurn * kNext) {
+          u32 stage = 0;
+#pragma unroll
+          for (i32 c = 0; c < 2; ++c) {
+            const i32 chunk = chunk_of(first, c);
+            if (chunk < chunks) {
+              if (c == 0 || kStageChunks == 1) stage = weights.take();
+              weights.template multiply_chunk<kN>(stage, kStageChunks == 2 ? c : 0, loaded[c], g, t, sum);
+              load(chunk + kTurn * kNext, c);
+              if (c == 1 || kStageChunks == 1 || chunk + 1 == chunks) {
+                weights.give_back();
+                ask(&next, ahead);
+              }
+            }
+          }
         }
         store_sums(sum);
       }
