@@ -8,8 +8,8 @@ import numpy as np
 
 from moet.kernels.expert_mlp import reference
 from moet.kernels.expert_mlp.cuda import MlpArgs, Planes, mlp_args
-from moet.kernels.expert_mlp.reference_mxfp8 import column_order, dequantize, quantize
 from moet.kernels.expert_mlp.launches import PREPARE_THREADS, SCALED
+from moet.kernels.expert_mlp.reference_mxfp8 import column_order, dequantize, quantize
 from moet.kernels.expert_mlp.scaled import SCALED_SOURCES, mxfp8_row_bytes
 from moet.kernels.gpu.module import Module
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
@@ -18,6 +18,7 @@ from moet.models import Activation
 from moet.numerics import narrow_bf16, widen_bf16
 from tests.cpu.layout_cases import random_expert
 
+PLAIN = Activation()
 SUMS = 2.0**-20   # relative to the sum of magnitudes: float32 sums of up to a few hundred parts
 BF16 = 2.0**-8    # relative error of one rounding to bf16
 
@@ -61,7 +62,7 @@ class Layer:
     """Rows are all in slots, in a permuted order; scratch is NaN before each run. make_module(sources, defines): EmulatedModule or CudaModule."""
 
     def __init__(
-        self, make_module: Callable[..., Module], geometry: RowGeometry, activation: Activation = Activation(), *, experts: int = 4, seed: int = 0, rank: int = 0, world: int = 1,
+        self, make_module: Callable[..., Module], geometry: RowGeometry, activation: Activation = PLAIN, *, experts: int = 4, seed: int = 0, rank: int = 0, world: int = 1,
         gpu: bool = False,
     ) -> None:  # fmt: skip
         self.geometry, self.activation, self.experts, self.rank, self.gpu, self.world = geometry, activation, experts, rank, gpu, world

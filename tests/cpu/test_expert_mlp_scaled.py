@@ -96,6 +96,14 @@ def test_bits_do_not_depend_on_batch_mates_slots_and_blocks(format):
     assert layer.run(x, ids).bits() == together.bits()
 
 
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_bits_do_not_depend_on_the_order_of_threads(seed):
+    g, (x, ids) = RowGeometry("tcq2", 192, 160, False), batch(15, 70, 192, 2, 3)   # more than a stage of columns, a tile of pairs, a block's strips
+    whole = layer_of(g, experts=3, seed=15).run(x, ids)
+    whole.check()
+    assert Layer(functools.partial(EmulatedModule, seed=seed), g, experts=3, seed=15).run(x, ids, blocks=4).bits() == whole.bits()
+
+
 def test_a_row_that_is_lost_gives_zeros_and_the_others_do_not_change():
     layer = layer_of(RowGeometry("sym2", 64, 96, False), experts=4, seed=12)
     x, ids = batch(12, 9, 64, 2, 4)

@@ -1,6 +1,7 @@
 """The block-scaled GEMMs on a GPU (kernels/expert_mlp/scaled.cuh). On sm_120a this is the instruction itself; on others, what goes into it: bytes, scales, selectors."""
 
 import functools
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -8,12 +9,14 @@ import torch
 from expert_layers import Layers, open_runtime, registration
 from expert_layers import batch as batch_of_layer
 
+from moet.errors import ConfigError
 from moet.kernels.expert_mlp import reference
 from moet.kernels.expert_mlp.reference_mxfp8 import rounded
 from moet.kernels.expert_mlp.scaled import SCALED_CAPABILITY, SCALED_FORMATS
 from moet.kernels.gpu.module import CudaModule
 from moet.layout import FORMATS, RowGeometry
 from moet.models import Activation
+from moet.moe import device
 from tests.cpu.scaled_probes import SOURCE, check_block_scaled, check_pack_e4m3
 from tests.cpu.scaled_rig import Layer, batch, run_probe
 
@@ -101,15 +104,10 @@ def forwards(emulated):
     """forwards(layers, calls, gpu_bytes, ...): what a runtime makes of each (x, weights, ids, scan)."""
 
     def run(layers: Layers, calls: list[tuple], gpu_bytes: int | None = 0, **options) -> list[torch.Tensor]:
-        store = layers.store(register=registration(emulated))
-        runtime = open_runtime(store, layers, TOP_K, emulated, **options)
-        try:
+        with closing(layers.store(register=registration(emulated))) as store, closing(open_runtime(store, layers, TOP_K, emulated, **options)) as runtime:
             runtime.allocate(runtime.gpu_bytes_minimum() if gpu_bytes is None else gpu_bytes)
             runtime.arm(True)
             return [runtime.forward(0, x, weights, ids, None, scan).cpu() for x, weights, ids, scan in calls]
-        finally:
-            runtime.close()
-            store.close()
 
     return run
 
@@ -141,10 +139,16 @@ def test_a_runtime_with_mxfp8_prefills(format, forwards, emulated):
     assert (np.linalg.norm(found - wanted, axis=1) < 2.0**-7 * size).all()
 
 
+def test_gpus_without_e4m3_are_refused(forwards, monkeypatch):
+    monkeypatch.setattr(device, "EMULATED_CAPABILITY", (8, 6))
+    monkeypatch.setattr(device, "capability", lambda number: (8, 6))
+    with pytest.raises(ConfigError, match=r"expected compute capability 8\.9 or newer for prefill_activations mxfp8, found 8\.6; use bf16"):
+        forwards(layer_of_rows("sym2"), [], prefill_activations="mxfp8")
+
+
 def test_decoding_and_small_scans_keep_bf16(forwards, emulated):
     layers = layer_of_rows("tcq2")
-    device = "cpu" if emulated else "cuda"
-    calls = [(*batch_of_layer(tokens, 192, EXPERTS, TOP_K, tokens, device), scan) for tokens, scan in ((1, False), (30, False), (3, True), (40, True))]
+    calls = [(*batch_of_layer(tokens, 192, EXPERTS, TOP_K, tokens, "cpu" if emulated else "cuda"), scan) for tokens, scan in ((1, False), (30, False), (3, True), (40, True))]
     plain, scaled = forwards(layers, calls), forwards(layers, calls, prefill_activations="mxfp8")
     assert [torch.equal(a, b) for a, b in zip(plain, scaled, strict=True)] == [True, True, True, False]
 
