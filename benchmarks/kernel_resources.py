@@ -28,13 +28,13 @@ OUT = record.ROOT / "docs" / "results" / "kernel_resources.json"
 
 
 def describe_loop(loop: Loop, arch: str) -> dict[str, Any]:
-    """`instructions` of a warp by pipe in one turn, which multiplies `weights`; `sharing`: MMAs of an A fragment; `bounds`: weights a clock and multiprocessor."""
+    """`instructions` of a warp by pipe in one turn, which multiplies `weights`; `sharing`: MMAs of an A fragment; `longest`: instructions of the longest way; `bounds`: weights a clock and multiprocessor."""
     counts, model = Counter(pipe(i) for i in loop.body), ARCHITECTURES[arch]
     clocks, shared = sum(products(i, model) for i in loop.mmas), sum(shared_bytes(i) for i in loop.body)
     limits = bounds(counts, shared, clocks, loop.weights, model)
     return {
         "weights": loop.weights, "sharing": round(loop.sharing, 2), "mma": dict(Counter(i.opcode for i in loop.mmas)),
-        "instructions": {p: counts[p] for p in PIPES if counts[p]}, "bounds": {k: round(v, 1) for k, v in limits.items()},
+        "instructions": {p: counts[p] for p in PIPES if counts[p]}, "longest": loop.longest, "bounds": {k: round(v, 1) for k, v in limits.items()},
     }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def show(title: str, kernel: dict[str, Any], found: list[Loop], arch: str, forma
         each = {p: round(32 * n / loop.weights, 3) for p, n in d["instructions"].items()}
         asks = {g.name: round(g.ask(bytes_of_weight(format)), 1) for g in GPUS if g.arch == arch}
         print(f"  loop at {loop.address:#x}: {loop.weights} weights a warp and turn; {d['mma']}, {d['sharing']} for a fragment")
-        print(f"    lane instructions a weight: {each}, all {32 * len(loop.body) / loop.weights:.3f}")
+        print(f"    lane instructions a weight: {each}, all {32 * len(loop.body) / loop.weights:.3f}, the longest way {32 * loop.longest / loop.weights:.3f}")
         print(f"    weights a clock and multiprocessor: {d['bounds']}; asked for: {asks}")
         if opcodes:
             print("   ", dict(Counter(i.opcode for i in loop.body).most_common()))
@@ -61,9 +61,17 @@ def bytes_of_weight(format: str) -> float:
 
 
 def claims(entries: list[dict[str, Any]]) -> list[record.Claim]:
-    inner = [loop for e in entries for kernel in e["kernels"].values() for loop in kernel["loops"]]
+    """Without the block-scaled kernels where they emulate their products, which is for tests."""
+    inner = [loop for e in entries if e["module"] != "expert_mlp_scaled" or e["arch"] == "sm_120a" for kernel in e["kernels"].values() for loop in kernel["loops"]]
     spilling = sum("local" in loop["instructions"] for loop in inner)
-    return [record.Claim("K6", "loops that multiply and touch local memory (formats x architectures x kernels)", spilling, f"of {len(inner)}", 0, "==")]
+    return [record.Claim("K6", f"loops that multiply and touch local memory, of {len(inner)} (formats x architectures x kernels)", spilling, "", 0, "==")]
+
+
+def write(made: dict[tuple[str, str, str], dict[str, Any]]) -> None:
+    """All that was counted, in a fixed order."""
+    entries = [made[key] for key in sorted(made, key=lambda k: (list(MODULES).index(k[0]), k[1], list(ARCHITECTURES).index(k[2])))]
+    asks = {g.name: {f: round(g.ask(bytes_of_weight(f)), 1) for f in FORMATS} for g in GPUS}
+    record.write(OUT, claims(entries), {"asked": asks, "modules": entries}, "machine code, not run")
 
 
 def main() -> None:
@@ -90,10 +98,8 @@ def main() -> None:
                     if options.kernels in kernel:
                         show(f"{format} {arch} {kernel}".strip(), entry["kernels"][kernel], loops(instructions), arch, format, options.opcodes)
                 made[name, format, arch] = entry
-    if not options.keep:
-        entries = [made[key] for key in sorted(made, key=lambda k: (list(MODULES).index(k[0]), k[1], list(ARCHITECTURES).index(k[2])))]
-        asks = {g.name: {f: round(g.ask(bytes_of_weight(f)), 1) for f in FORMATS} for g in GPUS}
-        record.write(OUT, claims(entries), {"asked": asks, "modules": entries}, "machine code, not run")
+            if not options.keep:
+                write(made)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,12 @@ class Instruction:
         return ROWS_OF_A_WARP * int(shape.split("x")[2] if "x" in shape else shape[len("16") + 1 :] if shape.startswith("168") else shape[-1])
 
     @property
+    def columns(self) -> int:
+        """N of an MMA."""
+        found = _SHAPE.search(self.opcode)
+        return int(found[1].split("x")[1]) if found and "x" in found[1] else 8
+
+    @property
     def register_a(self) -> str:
         """The A operand: the first register after the result."""
         return self.operands[1].split(".")[0]
@@ -92,11 +98,12 @@ def functions(text: str) -> dict[str, list[Instruction]]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Innermost of those that multiply. body: the longest way through one turn, so that of alternatives (a product for each number of tokens) the largest counts; loops
-    inside it that do not multiply (waiting for a copy) count once."""
+    """Innermost of those that multiply. body: the shortest way through a turn of those with the most products; so what a turn may leave out is not in it, and a loop inside it that
+    does not multiply (waiting for a copy) is once. longest: instructions of the longest way."""
 
     address: int
     body: tuple[Instruction, ...]
+    longest: int
 
     @property
     def mmas(self) -> tuple[Instruction, ...]:
@@ -149,15 +156,16 @@ def loops(instructions: list[Instruction]) -> list[Loop]:
     for head in sorted(inner):
         body = multiply[head]
         ahead = {b: [n for n in follows[b] if n in body and not _dominates(above, n, b)] for b in body}
-        ways = _longest(head, ahead, {b: len(blocks[b]) for b in body})
-        ends = [b for b in ways if head in follows[b]]
-        way = max((ways[b] for b in ends), key=lambda w: w[0])[1]
-        found.append(Loop(blocks[head][0].address, tuple(i for b in way for i in blocks[b])))
+        ends = [b for b in body if head in follows[b]]
+        work = {b: sum(i.fragment_weights * i.columns for i in blocks[b] if i.is_mma) for b in body}
+        _, way = _best(head, ahead, ends, {b: (work[b], -len(blocks[b])) for b in body})
+        longest, _ = _best(head, ahead, ends, {b: (len(blocks[b]), 0) for b in body})
+        found.append(Loop(blocks[head][0].address, tuple(i for b in way for i in blocks[b]), longest[0]))
     return found
 
 
-def _longest(head: int, follows: dict[int, list[int]], size: dict[int, int]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Block -> instructions on the longest way to its end, and the way."""
+def _best(head: int, follows: dict[int, list[int]], ends: list[int], gain: dict[int, tuple[int, int]]) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """The way from `head` to one of `ends` whose gains add up to the most, and their sum."""
     order: list[int] = []
     seen, stack = {head}, [(head, iter(follows[head]))]
     while stack:
@@ -169,13 +177,14 @@ def _longest(head: int, follows: dict[int, list[int]], size: dict[int, int]) -> 
         else:
             seen.add(following)
             stack.append((following, iter(follows[following])))
-    ways = {head: (size[head], (head,))}
+    ways = {head: (gain[head], (head,))}
     for block in reversed(order):
-        length, way = ways[block]
+        sums, way = ways[block]
         for n in follows[block]:
-            if n not in ways or length + size[n] > ways[n][0]:
-                ways[n] = (length + size[n], (*way, n))
-    return ways
+            total = (sums[0] + gain[n][0], sums[1] + gain[n][1])
+            if n not in ways or total > ways[n][0]:
+                ways[n] = (total, (*way, n))
+    return max(ways[b] for b in ends)
 
 
 def _blocks(instructions: list[Instruction]) -> tuple[list[list[Instruction]], list[list[int]]]:

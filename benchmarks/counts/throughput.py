@@ -87,10 +87,8 @@ GPUS = (
 
 def products(i: Instruction, arch: Architecture) -> float:
     """Clocks of a multiprocessor's tensor cores that a warp's MMA takes, at their full rate."""
-    shape = i.opcode.split(".")[1]
-    n = int(shape.split("x")[1]) if "x" in shape else 8
-    work = i.fragment_weights * n
-    if i.name in ("HGMMA",):
+    work = i.fragment_weights * i.columns
+    if i.name == "HGMMA":
         return work / arch.wgmma
     rate = arch.int8 if i.name == "IMMA" else arch.fp8 if i.name in ("QMMA", "OMMA") else arch.bf16
     return work / (rate or arch.bf16)

@@ -26,7 +26,8 @@ TINY_SUM = 2.0**-103
 SLOPE = 1.1
 """Largest slope of x * sigmoid(alpha * x), for every alpha (at 2.4 / alpha)."""
 FUNCTION = 2.0**-16
-"""Relative error of the activation function in float32: __expf(x) is off by 2 + 1.17 |x| units of 2^-23, with |x| below 104 where it counts, __fdividef by 2; 128 units."""
+"""Relative error of the activation function in float32, at most: an exponential's argument, below 104 where it counts, is rounded to 2^-24 of it; it and the reciprocal are
+approximate (2^-22); three roundings follow."""
 
 
 def accumulation(terms: int) -> float:
