@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "gpu")]
-sys.path.append(str(Path(__file__).parent / "counts"))   # has names that other packages may use
 
 import torch
 from gemm import ahead, ceilings, claims, counts
