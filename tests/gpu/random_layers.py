@@ -84,12 +84,20 @@ def scaled(matrix, exponent: int):
     return dataclasses.replace(matrix, scales=matrix.scales * np.float32(2.0**exponent))
 
 
+def with_least_scales(matrix, rng: np.random.Generator):
+    """Some scales are the format's least number: zero, or 2^-127, which may count as zero, or tcq2's 2^-15."""
+    if matrix.scales is None:
+        return matrix
+    return dataclasses.replace(matrix, scales=np.where(rng.random(matrix.scales.shape) < 0.03, 0, matrix.scales).astype(matrix.scales.dtype))
+
+
 def rows(case: Case) -> np.ndarray:
     """uint8 [experts, row_bytes]."""
-    out = np.empty((case.experts, case.geometry.row_bytes), np.uint8)
+    out, rng = np.empty((case.experts, case.geometry.row_bytes), np.uint8), np.random.default_rng([case.seed, 2])
     for e, row in enumerate(out):
         expert = random_expert(case.geometry, 100 * case.seed + e)
-        pack_row(case.geometry, *(scaled(getattr(expert, name), case.outer if name == "down" else case.inner) for name in PROJECTIONS), row)
+        matrices = (scaled(getattr(expert, name), case.outer if name == "down" else case.inner) for name in PROJECTIONS)
+        pack_row(case.geometry, *(with_least_scales(m, rng) for m in matrices), row)
     return out
 
 
