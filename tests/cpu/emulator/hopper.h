@@ -12,7 +12,8 @@
 struct EmulatedBarrier { u16 count, missing, phase, unused; };
 static_assert(sizeof(EmulatedBarrier) == sizeof(u64));
 struct EmulatedBulk { void* to; const void* from; u32 bytes; EmulatedBarrier* barrier; bool landed; };
-struct EmulatedTraffic { std::vector<EmulatedBulk> bulks; std::map<EmulatedBarrier*, i64> bytes; };   // of a block; bytes: announced less landed
+struct EmulatedArrival { std::vector<EmulatedCopy> copies; EmulatedBarrier* barrier; };
+struct EmulatedTraffic { std::vector<EmulatedBulk> bulks; std::vector<EmulatedArrival> arrivals; std::map<EmulatedBarrier*, i64> bytes; };   // of a block; bytes: announced less landed
 DEVICE EmulatedTraffic& emulated_traffic() {
   static std::map<uint64_t, EmulatedTraffic> of_block;
   return of_block[emulator::machine.current->warp->block->epoch];
@@ -43,6 +44,15 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
     for (EmulatedBulk& bulk : traffic.bulks)
       if (bulk.barrier == barrier) std::memcpy(bulk.to, bulk.from, bulk.bytes), bulk.landed = true, traffic.bytes[barrier] -= bulk.bytes;
     traffic.bulks.erase(std::remove_if(traffic.bulks.begin(), traffic.bulks.end(), [](const EmulatedBulk& bulk) { return bulk.landed; }), traffic.bulks.end());
+    for (size_t i = 0; i < traffic.arrivals.size();) {
+      if (traffic.arrivals[i].barrier != barrier) {
+        ++i;
+        continue;
+      }
+      for (const EmulatedCopy& c : traffic.arrivals[i].copies) std::memcpy(c.to, c.from, c.bytes);
+      traffic.arrivals.erase(traffic.arrivals.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!barrier->missing--) emulator::machine.fail("more arrivals at a barrier than it counts");
+    }
     emulated_phase(barrier);
     if (barrier->phase != parity) return;
     emulator::machine.yield();
@@ -53,6 +63,12 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16) emulator::machine.fail("a bulk copy: expected addresses and bytes that 16 divides");
   std::memset(to, emulator::kUninitialised, bytes);
   emulated_traffic().bulks.push_back({to, from, bytes, emulated_barrier(b), false});
+}
+DEVICE void copies_arrive(u64* b) {
+  emulator::machine.perhaps_yield();
+  std::vector<EmulatedCopy>& mine = emulated_copies().under_way;
+  emulated_traffic().arrivals.push_back({mine, emulated_barrier(b)});
+  mine.clear();
 }
 DEVICE void fence_async() { emulator::machine.perhaps_yield(); }
 DEVICE void fence_async_shared() { emulator::machine.perhaps_yield(); }

@@ -1,6 +1,6 @@
 // The two GEMMs for many tokens an expert (prefill), on Hopper: wgmma, with weights decoded into registers and activations in shared memory.
 //
-// A block stays: two warpgroups each take two strips of 64 rows and up to 128 pairs, and one more warp brings both operands, chunk of 64 columns after chunk,
+// A block stays: two warpgroups each take two strips of 64 rows and up to 128 pairs, and a third one brings both operands, chunk of 64 columns after chunk,
 // through a ring of stages, past the end of a panel into the next one. A warpgroup decodes one strip's chunk while its other strip's product is under way.
 //
 // Activations lie arranged (columns.cuh): x since `arrange`, act since gate_up_large stored it. Scales are in the weights, exactly, but for FP8: a row's scale
@@ -17,14 +17,14 @@ constexpr i32 kConsumers = 2, kConsumerThreads = 128 * kConsumers, kStrips = 2 *
 constexpr i32 kTileBytes = kMostPairs * 128, kStageBytes = (kTileBytes + kStrips * 2 * kBlockBytes + 1023) / 1024 * 1024;
 constexpr i32 kRingBytes = 222 << 10;   // of 227 KiB; cuda.py asks for them, and 1 KiB to align
 constexpr i32 kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
-constexpr i32 kLag = kStages / 2 - 1;   // stages whose copies are on their way before the oldest is waited for
-constexpr i32 kPanels = 4;   // more than stages on their way: who waits for a panel to be read has announced all stages of the one before it
-static_assert(kLag >= 1 && kLag < kPanels);
+constexpr i32 kCopying = 128;   // threads
+constexpr i32 kPanels = 2;
 
 struct Ring {
   u64 full[kStages], empty[kStages];   // a stage's
   u64 told[kPanels], heard[kPanels];   // of `panel`
   Panel panel[kPanels];
+  Constants constant[2];               // alike; who does not know which one a lane reads does not take them for one value of the warp
 };
 struct Cursor {
   i32 stage;
@@ -41,76 +41,72 @@ DEVICE void release(Ring& ring, i32 stage) {   // a warp's
   if (thread_id() % 32 == 0) barrier_arrive(&ring.empty[stage]);
 }
 
-// What the copying warp keeps of the rows of activations of a panel: lane l copies unit l % 8 of rows l / 8, l / 8 + 4, ...
+// The four copying warps: lane l of warp w copies unit l % 8 of rows 4w + l / 8 and every 16th from there on; the first warp finds panels and copies weights, too.
 template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* stages) {
   Plan& plan = *args.layer.plan;
-  const i32 lane = thread_id() % 32, unit = lane % 8, row = lane / 8, strips = strips_of<kDown>(args);
-  const i32 chunks = chunks_of<kDown>(args);
+  const i32 lane = thread_id() % 32, warp = (thread_id() - kConsumerThreads) / 32, unit = lane % 8, row = 4 * warp + lane / 8;
+  const i32 strips = strips_of<kDown>(args), chunks = chunks_of<kDown>(args);
   const u8* rows = kDown ? reinterpret_cast<const u8*>(args.act) : args.x_planes.codes;
   const u32 stride = static_cast<u32>(kDown ? args.act_stride : hidden_padded(args)) / 8;   // in 16 bytes
-  const i32 to[2] = {row * 128 + (unit ^ row) * 16, row * 128 + 512 + (unit ^ (row + 4)) * 16};   // rows 8i + row and 8i + 4 + row of a tile
-  Cursor next = {0, 0}, oldest = {0, 0};
-  i32 under_way = 0;
-  const auto landed = [&] {   // the copies of all lanes into the oldest stage under way
-    fence_async_shared();
-    sync_warp();
-    if (lane == 0) barrier_arrive(&ring.full[oldest.stage]);
-    advance(oldest);
-    --under_way;
-  };
+  const i32 to = row * 128 + (unit ^ (row & 7)) * 16;
+  Cursor next = {0, 0};
   u64 waited = 0;
   Walk walk = begin_walk(plan, args.wave);
   u32* counter = &plan.item[kDown][args.wave];
-  i32 drawn = lane == 0 ? static_cast<i32>(draw_gpu(counter)) : 0;
-  for (i32 number = 0;;) {
-    Panel panel = panel_of(plan, walk, shuffle(drawn, 0), kMostPairs, strips, kStrips);
-    if (lane == 0 && panel.step >= 0) {
-      drawn = static_cast<i32>(draw_gpu(counter));
-      panel.readable = !kDown && args.fetchers ? await_row(args.layer, panel.step, args.fetchers, waited) : !row_failed(plan, panel.step);
-    }
-    panel.readable = shuffle(panel.readable, 0);
-    if (!kDown && args.fetchers) {   // what lane 0 has seen: stores of other blocks, which other units read now
-      sync_warp();
-      fence_async();
-    }
-    if (!kDown && panel.step >= 0 && !panel.readable) continue;
-    if (!panel.readable) {   // no stage comes of it
-      wait_copies<0>();
-      while (under_way) landed();
-    }
+  i32 drawn = warp == 0 && lane == 0 ? static_cast<i32>(draw_gpu(counter)) : 0;
+  for (i32 number = 0;; ++number) {
     const i32 slot = number % kPanels;
-    barrier_wait(&ring.heard[slot], (number / kPanels & 1) ^ 1);
-    if (lane == 0) {
-      ring.panel[slot] = panel;
-      barrier_arrive(&ring.told[slot]);
+    Panel panel;
+    if (warp == 0) {
+      for (;;) {
+        panel = panel_of(plan, walk, shuffle(drawn, 0), kMostPairs, strips, kStrips);
+        if (panel.step < 0) break;
+        if (lane == 0) {
+          drawn = static_cast<i32>(draw_gpu(counter));
+          panel.readable = !kDown && args.fetchers ? await_row(args.layer, panel.step, args.fetchers, waited) : !row_failed(plan, panel.step);
+        }
+        panel.readable = shuffle(panel.readable, 0);
+        if (kDown || panel.readable) break;
+      }
+      if (!kDown && args.fetchers) {   // what lane 0 has seen: stores of other blocks, which other units read now
+        sync_warp();
+        fence_async();
+      }
+      barrier_wait(&ring.heard[slot], (number / kPanels & 1) ^ 1);
+      if (lane == 0) {
+        ring.panel[slot] = panel;
+        barrier_arrive(&ring.told[slot]);
+      }
+    } else {
+      barrier_wait(&ring.told[slot], number / kPanels & 1);
+      panel = ring.panel[slot];
+      barrier_arrive(&ring.heard[slot]);
     }
-    ++number;
     if (panel.step < 0) break;
     if (!panel.readable) continue;
-    u32 from[kMostPairs / 4];
+    u32 from[kMostPairs / 16];
 #pragma unroll
-    for (i32 k = 0; k < kMostPairs / 4; ++k) {
-      const i32 pair = panel.position + 4 * k + row;
-      if (4 * k + row < panel.count) from[k] = static_cast<u32>(kDown ? pair : plan.pairs[pair] / args.layer.top_k) * stride + static_cast<u32>(unit);
+    for (i32 k = 0; k < kMostPairs / 16; ++k) {
+      const i32 pair = panel.position + 16 * k + row;
+      if (16 * k + row < panel.count) from[k] = static_cast<u32>(kDown ? pair : plan.pairs[pair] / args.layer.top_k) * stride + static_cast<u32>(unit);
     }
     const u8* row_bytes = row_of(args, plan.steps[panel.step]);
     const i32 number_of_strip = panel.strip + (lane >> 1) < strips ? panel.strip + (lane >> 1) : strips - 1;   // past the end: any
     const Strip strip = kDown ? w2_strip(args, row_bytes, number_of_strip) : w13_strip(args, row_bytes, number_of_strip);
     for (i32 c = 0; c < chunks; ++c, advance(next)) {
       u8* stage = stages + next.stage * kStageBytes;
+      u64* full = &ring.full[next.stage];
       barrier_wait(&ring.empty[next.stage], next.parity ^ 1);
-      if (lane == 0) barrier_expect(&ring.full[next.stage], 2 * kStrips * kBlockBytes);
-      if (lane < 2 * kStrips) bulk_copy(stage + kTileBytes + lane * kBlockBytes, block_of(strip, 2 * c + (lane & 1)), kBlockBytes, &ring.full[next.stage]);
+      if (warp == 0) {
+        if (lane == 0) barrier_expect(full, 2 * kStrips * kBlockBytes);
+        if (lane < 2 * kStrips) bulk_copy(stage + kTileBytes + lane * kBlockBytes, block_of(strip, 2 * c + (lane & 1)), kBlockBytes, full);
+      }
 #pragma unroll
-      for (i32 k = 0; k < kMostPairs / 4; ++k) {
-        if (4 * k >= panel.count) break;
-        if (4 * k + row < panel.count) copy_async16(stage + (k >> 1) * 1024 + to[k & 1], rows + static_cast<u64>(from[k]) * 16 + c * 128);
+      for (i32 k = 0; k < kMostPairs / 16; ++k) {
+        if (16 * k >= panel.count) break;
+        if (16 * k + row < panel.count) copy_async16(stage + to + k * 2048, rows + static_cast<u64>(from[k]) * 16 + c * 128);
       }
-      commit_copies();
-      if (++under_way > kLag) {
-        wait_copies<kLag>();
-        landed();
-      }
+      copies_arrive(full);
     }
   }
   if (waited) maximum_gpu(&plan.stall[args.wave], waited);
@@ -123,14 +119,14 @@ template <bool kDown> DEVICE i32 row_of_thread(i32 which) {
 }
 
 // The A fragments of a chunk: a[4 s + i] is register i of product s.
-template <bool kDown> DEVICE void decode_chunk(const u8* weights, u32 (&a)[16]) {
+template <bool kDown> DEVICE void decode_chunk(const u8* weights, const Constants& constant, u32 (&a)[16]) {
   const i32 t = thread_id() % 4;
 #pragma unroll
   for (i32 which = 0; which < 2; ++which) {
     Sixteen s;
     u32 pair[8];
     load_sixteen(s, weights, row_of_thread<kDown>(which), t);
-    decode_sixteen(s, pair);
+    decode_sixteen(s, constant, pair);
 #pragma unroll
     for (i32 r = 0; r < 8; ++r) a[4 * (r >> 1) + 2 * (r & 1) + which] = pair[r];
   }
@@ -139,17 +135,19 @@ template <bool kDown> DEVICE void decode_chunk(const u8* weights, u32 (&a)[16]) 
 // sum[strip][4 j + 2 i + q]: the thread's row i, pair 8 j + 2 t + q.
 template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[2][kSums]) {
   const i32 group = thread_id() / 128;
+  const Constants constant = ring.constant[thread_id() & 1];
   u32 a[2][16];
   i32 before = 0;
 #pragma unroll
   for (i32 i = 0; i < kSums; ++i) sum[0][i] = sum[1][i] = 0.0f;
   for (i32 c = 0; c < chunks; ++c) {
     barrier_wait(&ring.full[at.stage], at.parity);
+    fence_async_shared();   // what copies brought, to wgmma: here, since in the copying warps it waits for all that is on its way
     u8* stage = stages + at.stage * kStageBytes;
     const u64 tile = tile_descriptor(stage);
 #pragma unroll
     for (i32 strip = 0; strip < 2; ++strip) {
-      decode_chunk<kDown>(stage + kTileBytes + (2 * group + strip) * 2 * kBlockBytes, a[strip]);
+      decode_chunk<kDown>(stage + kTileBytes + (2 * group + strip) * 2 * kBlockBytes, constant, a[strip]);
       multiply_tile<4>(sum[strip], a[strip], tile, units, true);
       products_wait<1>();   // the other strip's: its registers are free
       if (strip == 0 && c) release(ring, before);
@@ -166,6 +164,7 @@ template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor&
 // The same for scales of 32 x 32 granules: products go on in `part` for as long as both granules' scales are what they were.
 template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[2][kSums]) {
   const i32 group = thread_id() / 128, half = thread_id() % 128 / 64;
+  const Constants constant = ring.constant[thread_id() & 1];
   float part[2][kSums], scale[2][2] = {};
 #pragma unroll
   for (i32 i = 0; i < kSums; ++i) sum[0][i] = sum[1][i] = part[0][i] = part[1][i] = 0.0f;
@@ -177,13 +176,14 @@ template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, u8* stages
   };
   for (i32 c = 0; c < chunks; ++c) {
     barrier_wait(&ring.full[at.stage], at.parity);
+    fence_async_shared();   // what copies brought, to wgmma: here, since in the copying warps it waits for all that is on its way
     u8* stage = stages + at.stage * kStageBytes;
     const u64 tile = tile_descriptor(stage);
 #pragma unroll
     for (i32 strip = 0; strip < 2; ++strip) {
       const u8* weights = stage + kTileBytes + (2 * group + strip) * 2 * kBlockBytes;
       u32 a[16];
-      decode_chunk<kDown>(weights, a);
+      decode_chunk<kDown>(weights, constant, a);
 #pragma unroll
       for (i32 b = 0; b < 2; ++b) {
         const float low = load_float(weights + b * kBlockBytes + kCodeBytes), high = load_float(weights + b * kBlockBytes + kCodeBytes + 4);
@@ -275,17 +275,17 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
   SHARED(Ring, ring);
   u8* stages = align_shared(memory);
   if (thread_id() == 0) {
-    for (i32 i = 0; i < kStages; ++i) barrier_init(&ring.full[i], 2), barrier_init(&ring.empty[i], kConsumerThreads / 32);
-    for (i32 i = 0; i < kPanels; ++i) barrier_init(&ring.told[i], 1), barrier_init(&ring.heard[i], kConsumerThreads);
+    for (i32 i = 0; i < kStages; ++i) barrier_init(&ring.full[i], kCopying + 1), barrier_init(&ring.empty[i], kConsumerThreads / 32);
+    for (i32 i = 0; i < kPanels; ++i) barrier_init(&ring.told[i], 1), barrier_init(&ring.heard[i], kConsumerThreads + kCopying - 32);
+    ring.constant[0] = ring.constant[1] = constants();
     barriers_ready();
   }
   sync_block();
   if (thread_id() >= kConsumerThreads) {
-    fewer_registers<72>();
-    if (thread_id() < kConsumerThreads + 32) produce<kDown>(args, ring, stages);
-    return;
+    fewer_registers<40>();
+    return produce<kDown>(args, ring, stages);
   }
-  more_registers<216>();
+  more_registers<232>();
   Cursor at = {0, 0};
   for (i32 number = 0;; ++number) {
     const i32 slot = number % kPanels;

@@ -7,7 +7,10 @@
 
 namespace mma {
 constexpr i32 kWarps = 4, kPairs = 64, kTiles = kPairs / 8, kStages = 4;
-struct Stages { Vec4 of[kStages][kPairs * 8]; };   // of a row 128 bytes: unit u of row r lies at u ^ (r & 7), so that eight rows' units are in different banks
+struct Stages {
+  Vec4 of[kStages][kPairs * 8];
+  Constants constant;
+};   // of a row 128 bytes: unit u of row r lies at u ^ (r & 7), so that eight rows' units are in different banks
 
 // Half a strip's rows of a chunk: lane (g, t) has rows 4g .. 4g + 3 of the 32.
 struct Half {
@@ -25,7 +28,7 @@ DEVICE void load_half(Half& h, const Strip& strip, i32 chunk, i32 half, i32 g, i
   if (kByBlocks) h.granule[0] = load_float(first + kCodeBytes + 4 * half), h.granule[1] = load_float(second + kCodeBytes + 4 * half);
 }
 // a[i][m]: rows 4g + 2i and 4g + 2i + 1, product m of the chunk's four.
-DEVICE void decode_half(const Half& h, u32 (&a)[2][4][4]) {
+DEVICE void decode_half(const Half& h, const Constants& constant, u32 (&a)[2][4][4]) {
 #pragma unroll
   for (i32 e = 0; e < 4; ++e) {
     Sixteen s;
@@ -33,7 +36,7 @@ DEVICE void decode_half(const Half& h, u32 (&a)[2][4][4]) {
 #pragma unroll
     for (i32 i = 0; i < kWords; ++i) s.word[i] = word_of(h.words[i], e);
     s.scale = h.scales >> (8 * e) & 255;
-    decode_sixteen(s, pair);
+    decode_sixteen(s, constant, pair);
 #pragma unroll
     for (i32 r = 0; r < 8; ++r) a[e >> 1][r >> 1][2 * (r & 1) + (e & 1)] = pair[r];
   }
@@ -55,6 +58,7 @@ DEVICE void multiply(const Strip& strip, bool mine, const u8* row, i32 count, St
     if (c < chunks) copy_chunk(stages, row, c);
     commit_copies();
   }
+  const Constants constant = stages.constant;
   Half next;
   if (mine) load_half(next, strip, 0, 0, g, t);
   for (i32 c = 0; c < chunks; ++c) {
@@ -68,7 +72,7 @@ DEVICE void multiply(const Strip& strip, bool mine, const u8* row, i32 count, St
     for (i32 half = 0; half < 2; ++half) {
       const float granule[2] = {next.granule[0], next.granule[1]};
       u32 a[2][4][4];
-      decode_half(next, a);
+      decode_half(next, constant, a);
       if (!half || c + 1 < chunks) load_half(next, strip, c + half, !half, g, t);
 #pragma unroll
       for (i32 n = 0; n < kTiles; ++n) {
@@ -138,6 +142,7 @@ KERNEL(gate_up_large, MlpArgs, args, 128) {
   fetch_first(args);
   u64 waited = 0;
   const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4;
+  if (thread_id() == 0) stages.constant = constants();
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[0][args.wave], mma::kPairs, (args.tiles + mma::kWarps - 1) / mma::kWarps, work)) {
     if (!readable(args, work.step, waited)) continue;
@@ -170,6 +175,7 @@ KERNEL(down_large, MlpArgs, args, 128) {
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
   const i32 warp = thread_id() / 32, strips = hidden_padded(args) / 64;
+  if (thread_id() == 0) stages.constant = constants();
   Work work = start(plan, args.wave);
   while (draw(plan, &plan.item[1][args.wave], mma::kPairs, (strips + mma::kWarps - 1) / mma::kWarps, work)) {
     const bool lost = row_failed(plan, work.step);

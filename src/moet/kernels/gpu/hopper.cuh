@@ -30,6 +30,8 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
+// Arrives when this thread's copies up to here have landed.
+DEVICE void copies_arrive(u64* b) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(shared_address(b)) : "memory"); }
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }   // what this thread knows of memory comes before bulk copies
 // This thread's stores and copies to shared memory come before what wgmma reads.
 DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
