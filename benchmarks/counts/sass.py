@@ -207,6 +207,8 @@ def _blocks(instructions: list[Instruction]) -> tuple[list[list[Instruction]], l
         last, through = block[-1], [n + 1] if n + 1 < len(blocks) else []
         if last.name in ("BRA", "JMP"):
             follows.append([at[last.target]] * (last.target in at) + (through if last.conditional else []))
+        elif last.name == "CALL":   # of a subroutine, which ends with RET and leads nowhere from here; or a jump out of a loop
+            follows.append([at[last.target]] * (last.target in at) + through)
         elif last.name in ("EXIT", "RET", "BRX"):
             follows.append(through if last.predicate else [])
         elif last.name == "BSYNC" and n + 1 not in meetings.get(last.operands[0], []):   # out of line: its threads go to where its BSSY says
@@ -214,7 +216,10 @@ def _blocks(instructions: list[Instruction]) -> tuple[list[list[Instruction]], l
             follows.append(earlier[-1:] or through)
         else:
             follows.append(through)
-    return blocks, follows
+    # BRX jumps through a table that is not here: to the blocks that nothing else leads to.
+    led_to = {0} | {n for nexts in follows for n in nexts}
+    cases = [n for n in range(len(blocks)) if n not in led_to]
+    return blocks, [nexts + cases * (blocks[n][-1].name == "BRX") for n, nexts in enumerate(follows)]
 
 
 def _dominators(follows: list[list[int]]) -> list[int | None]:
