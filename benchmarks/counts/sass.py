@@ -205,10 +205,11 @@ def _blocks(instructions: list[Instruction]) -> tuple[list[list[Instruction]], l
     follows = []
     for n, block in enumerate(blocks):
         last, through = block[-1], [n + 1] if n + 1 < len(blocks) else []
+        aim = [at[last.target]] if last.target in at else []
         if last.name in ("BRA", "JMP"):
-            follows.append([at[last.target]] * (last.target in at) + (through if last.conditional else []))
+            follows.append(aim + (through if last.conditional else []))
         elif last.name == "CALL":   # of a subroutine, which ends with RET and leads nowhere from here; or a jump out of a loop
-            follows.append([at[last.target]] * (last.target in at) + through)
+            follows.append(aim + through)
         elif last.name in ("EXIT", "RET", "BRX"):
             follows.append(through if last.predicate else [])
         elif last.name == "BSYNC" and n + 1 not in meetings.get(last.operands[0], []):   # out of line: its threads go to where its BSSY says
