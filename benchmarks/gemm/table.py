@@ -1,5 +1,6 @@
 """Runs the table, cell by cell. A column that fails keeps the others running; its error's text is part of the result."""
 
+import faulthandler
 import gc
 import math
 import traceback
@@ -18,6 +19,8 @@ CHECKED = 4
 """Tokens of a batch that are compared with the reference."""
 PART_S = 4.0
 """A column of a shape takes about so long, its weights and compilation included."""
+LIMIT_S = 120.0
+"""If one takes longer, a kernel hangs: the process ends, with what was written before."""
 
 
 def describe(error: BaseException) -> str:
@@ -80,9 +83,10 @@ class Table:
         for kind in kinds:
             lacking = self.lacks(shape, tokens, kind)
             if lacking and self.fits(f"{shape.name} {kind.name}", PART_S):
-                self._column(shape, kind, {t: batches[t] for t in lacking}, samples)
-                self.save()
-                self._still_there(f"{shape.name} {kind.name}")
+                try:
+                    self._column(shape, kind, {t: batches[t] for t in lacking}, samples)
+                finally:
+                    self.save()
 
     def _still_there(self, after: str) -> None:
         try:
@@ -92,11 +96,14 @@ class Table:
             raise ContextLost(f"{after}: {describe(error)}") from error
 
     def _failed(self, shape: Shape, what: str, error: Exception) -> None:
+        """Raises ContextLost if nothing can run after this."""
         self.errors.setdefault(shape.name, {})[what] = describe(error)
         self.say(f"{shape.name} {what}: FAILED {describe(error)}")
+        self._still_there(f"{shape.name} {what}")
 
     def _column(self, shape: Shape, kind: Kind, batches: dict[int, inputs.Inputs], samples: int) -> None:
         column = None
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
         try:
             column = kind.make(shape, self.device, tuple(batches))
             timing.warm_up(column, list(batches.values()))
@@ -106,10 +113,13 @@ class Table:
             self.say(f"{shape.name} {kind.name}: errors {checks}")
             for batch in batches.values():
                 self._cell(column, kind, shape, batch, samples)
+        except ContextLost:
+            raise
         except Exception as error:   # noqa: BLE001 (that a column does not run here is a result too)
             self._failed(shape, kind.name, error)
         finally:
             self._close(column)
+            faulthandler.cancel_dump_traceback_later()
 
     def _cell(self, column: Column, kind: Kind, shape: Shape, batch: inputs.Inputs, samples: int) -> None:
         try:
@@ -147,5 +157,5 @@ class Table:
 
 
 def kinds_for(shape: Shape, names: Sequence[str]) -> list[Kind]:
-    """A shape's columns, of those names (none: all). """
+    """A shape's columns, of those names (none: all)."""
     return [KINDS[n] for n in names] if names else columns_of(shape)

@@ -284,14 +284,20 @@ def test_the_program_writes_what_a_result_holds_and_goes_on_from_it(program, mad
     assert second["errors"] == first["errors"] and second["ceilings"] == first["ceilings"]
 
 
-def test_after_a_lost_context_the_program_starts_again(program, made, monkeypatch, tmp_path):
-    made.columns |= {"tcq2": Right, "sym2": Right}
+def test_after_a_lost_context_the_program_goes_on_with_the_batches_behind(program, made, monkeypatch, tmp_path):
+    made.columns |= {"tcq2": Right, "sym2": Right, "slow": (4,)}
     calls = []
-    monkeypatch.setattr(Table, "_still_there", lambda it, after: (_ for _ in ()).throw(table.ContextLost(after)) if "tcq2" in after else None)
+
+    def lost(it, after):
+        raise table.ContextLost(after)
+
+    monkeypatch.setattr(Table, "_still_there", lost)
     monkeypatch.setattr(moe_gemm.os, "execv", lambda path, arguments: calls.append(arguments))
-    program("--tokens", "1", "--columns", "tcq2,sym2")
+    found = program("--tokens", "1,4,8", "--columns", "tcq2,sym2")
+    assert set(found["samples"]["cells"]["tiny"]) == {"1"} and list(found["errors"]["tiny"]) == ["tcq2 x4"]
     (arguments,) = calls
     assert arguments[arguments.index("--resume") + 1] == str(tmp_path / "moe_gemm.json") and arguments[arguments.index("--columns") + 1] == "tcq2,sym2"
+    assert made.log == ["compiled tcq2,sym2", "closed"]
 
 
 def test_unknown_names_are_refused():
