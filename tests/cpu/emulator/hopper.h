@@ -78,8 +78,9 @@ template <i32 n> DEVICE void more_registers() {}
 DEVICE u8* align_shared(u8* p) { return p + (-reinterpret_cast<uintptr_t>(p) & 1023u); }
 
 // --- products
+using TileDescriptor = u64;
 constexpr u64 kDescriptorStep = 32;
-DEVICE u64 tile_descriptor(const void* tile) {
+DEVICE TileDescriptor tile_descriptor(const void* tile) {
   if (reinterpret_cast<uintptr_t>(tile) % 1024) emulator::machine.fail("a swizzled tile: expected an address that 1024 divides");
   return reinterpret_cast<uintptr_t>(tile);
 }
@@ -119,7 +120,7 @@ DEVICE void emulated_multiply(const EmulatedProduct& p) {
       }
     }
 }
-template <i32 steps, i32 size> DEVICE void multiply_tile(float (&d)[size], const u32* a, u64 tile, i32 units, bool adds) {
+template <i32 steps, i32 size> DEVICE void multiply_tile(float (&d)[size], const u32* a, TileDescriptor tile, i32 units, bool adds) {
   if (units < 1 || 8 * units > size) emulator::machine.fail("a product: expected 16 columns for 8 sums of a thread, at most as many as there are sums");
   struct Operands { float* d; const u32* a; } mine = {d, a};
   emulator::machine.meet(

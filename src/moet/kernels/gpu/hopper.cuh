@@ -46,13 +46,14 @@ DEVICE u8* align_shared(u8* p) { return p + (-shared_address(p) & 1023u); }   //
 //
 // B is a tile of n rows of 128 bytes, 64 columns of K each, at a multiple of 1024 bytes: 16-byte unit u of row r lies at unit u ^ (r & 7) (128-byte swizzle).
 // Sixteen columns on are 32 bytes on.
-constexpr u64 kDescriptorStep = 32 >> 4;
-DEVICE u64 tile_descriptor(const void* tile) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | (shared_address(tile) & 0x3ffffu) >> 4; }
+using TileDescriptor = u32;   // the lower half of what the PTX ISA calls a matrix descriptor; the upper one is the same for all, and additions carry nothing into it
+constexpr u32 kDescriptorStep = 32 >> 4;
+DEVICE TileDescriptor tile_descriptor(const void* tile) { return 1u << 16 | (shared_address(tile) & 0x3ffffu) >> 4; }
 
 #define MOET_D(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MOET_WGMMA(n, list, a0, a1, a2, a3, b, keep, ...)                                                                                             \
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #keep ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list "}, {%" #a0 ", %" #a1 \
-               ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, 0;\n\t}" : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile), "r"(static_cast<i32>(adds)))
+               ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, 0;\n\t}" : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"((1ull << 62 | 64ull << 32) | tile), "r"(static_cast<i32>(adds)))
 #define MOET_L16 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define MOET_L32 MOET_L16 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define MOET_L48 MOET_L32 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -62,7 +63,7 @@ DEVICE u64 tile_descriptor(const void* tile) { return 1ull << 62 | 64ull << 32 |
 #define MOET_L112 MOET_L96 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define MOET_L128 MOET_L112 ",%56,%57,%58,%59,%60,%61,%62,%63"
 // One wgmma; n: a multiple of 16.
-template <i32 n, i32 size> DEVICE void wgmma(float (&d)[size], const u32* a, u64 tile, bool adds) {
+template <i32 n, i32 size> DEVICE void wgmma(float (&d)[size], const u32* a, TileDescriptor tile, bool adds) {
   static_assert(n / 2 <= size && n % 16 == 0 && n >= 16 && n <= 128);
   if constexpr (n == 16) MOET_WGMMA(16, MOET_L16, 8, 9, 10, 11, 12, 13, MOET_D(0));
   if constexpr (n == 32) MOET_WGMMA(32, MOET_L32, 16, 17, 18, 19, 20, 21, MOET_D(0), MOET_D(8));
@@ -75,7 +76,7 @@ template <i32 n, i32 size> DEVICE void wgmma(float (&d)[size], const u32* a, u64
   if constexpr (n == 128)
     MOET_WGMMA(128, MOET_L128, 64, 65, 66, 67, 68, 69, MOET_D(0), MOET_D(8), MOET_D(16), MOET_D(24), MOET_D(32), MOET_D(40), MOET_D(48), MOET_D(56));
 }
-template <i32 n, i32 steps, i32 size> DEVICE void wgmma_steps(float (&d)[size], const u32* a, u64 tile, bool adds) {
+template <i32 n, i32 steps, i32 size> DEVICE void wgmma_steps(float (&d)[size], const u32* a, TileDescriptor tile, bool adds) {
   if constexpr (n / 2 <= size) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");   // registers written before, products after
 #pragma unroll
@@ -85,16 +86,23 @@ template <i32 n, i32 steps, i32 size> DEVICE void wgmma_steps(float (&d)[size], 
 }
 // A group of products: 16 * steps of K, 16 * units columns of a tile (at most 2 * size). a: 4 registers a step. adds: to d. All threads say the same. One loop over K
 // with these eight in it takes a third of the code of eight loops, and ptxas finds registers for it; it takes turns between the products of eight loops ("C7512").
-template <i32 steps, i32 size> DEVICE void multiply_tile(float (&d)[size], const u32* a, u64 tile, i32 units, bool adds) {
-  switch (units) {
-    case 1: return wgmma_steps<16, steps>(d, a, tile, adds);
-    case 2: return wgmma_steps<32, steps>(d, a, tile, adds);
-    case 3: return wgmma_steps<48, steps>(d, a, tile, adds);
-    case 4: return wgmma_steps<64, steps>(d, a, tile, adds);
-    case 5: return wgmma_steps<80, steps>(d, a, tile, adds);
-    case 6: return wgmma_steps<96, steps>(d, a, tile, adds);
-    case 7: return wgmma_steps<112, steps>(d, a, tile, adds);
-    default: return wgmma_steps<128, steps>(d, a, tile, adds);
+template <i32 steps, i32 size> DEVICE void multiply_tile(float (&d)[size], const u32* a, TileDescriptor tile, i32 units, bool adds) {
+  if (units <= 4) {   // comparisons, not a switch: a jump through a table takes a hundred clocks, in every turn
+    if (units <= 2) {
+      if (units == 1) wgmma_steps<16, steps>(d, a, tile, adds);
+      else wgmma_steps<32, steps>(d, a, tile, adds);
+    } else {
+      if (units == 3) wgmma_steps<48, steps>(d, a, tile, adds);
+      else wgmma_steps<64, steps>(d, a, tile, adds);
+    }
+  } else {
+    if (units <= 6) {
+      if (units == 5) wgmma_steps<80, steps>(d, a, tile, adds);
+      else wgmma_steps<96, steps>(d, a, tile, adds);
+    } else {
+      if (units == 7) wgmma_steps<112, steps>(d, a, tile, adds);
+      else wgmma_steps<128, steps>(d, a, tile, adds);
+    }
   }
 }
 template <i32 n> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(n) : "memory"); }   // until at most n groups are under way
