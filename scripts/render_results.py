@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+from counts import tables as count_tables
+
 RESULTS = ROOT / "docs" / "results"
 HEADLINES = ("A2", "A4", "F1", "F2a", "F2b", "F2c", "F3", "M1a", "M1b", "M2a", "N1a", "T1a", "T2a")
 """Claims that README shows; docs/results.md has them all."""
@@ -171,6 +174,7 @@ GEMM_PREFILL = gemm_table((256, 1024, 4096), lambda c: f"{c['tflops']:.0f} ({100
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"results": headlines},
     "docs/results.md": {"results": everything, "gpu steps": gpu_steps, "nvme steps": nvme_steps, "gemm decode": GEMM_DECODE, "gemm prefill": GEMM_PREFILL, "gemm failures": gemm_failures},
+    "docs/kernel-counts.md": {"fractions": count_tables.fractions, "instructions": count_tables.instructions, "resources": count_tables.resources},
     "docs/schemes.md": {
         "demo": schemes("demo", ("", "default"), "all", ("text", "chat")),
         "demo, own text": schemes("demo", ("own",), "all", ("text", "chat")),

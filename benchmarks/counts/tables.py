@@ -55,14 +55,18 @@ def instructions() -> str:
 
 
 def resources() -> str:
-    """Registers of each kernel, the most of any format, and the stack where there is one."""
+    """Registers of each kernel, the most of any format; the stack where there is one, and the formats whose loop goes there."""
     samples = json.loads(PATH.read_text())["samples"]
-    found: dict[str, dict[str, tuple[int, int, int]]] = {}
+    found: dict[str, dict[str, list[tuple[str, dict[str, Any]]]]] = {}
     for e in samples["modules"]:
-        for name, k in e["kernels"].items():
-            most = found.setdefault(name, {}).get(e["arch"], (0, 0, 0))
-            spilled = any("local" in loop["instructions"] for loop in k["loops"])
-            found[name][e["arch"]] = (max(most[0], k["registers"]), max(most[1], k["stack"]), most[2] + spilled)
-    cell = lambda registers, stack, spilled: str(registers) + (f", stack {stack} B" if stack else "") + (f", {spilled} formats spill in the loop" if spilled else "")
-    rows = [[f"`{name}`", *(cell(*found[name][a]) if a in found[name] else "" for a in ARCHITECTURES)] for name in sorted(found)]
+        for name, kernel in e["kernels"].items():
+            found.setdefault(name, {}).setdefault(e["arch"], []).append((e["format"], kernel))
+
+    def cell(kernels: list[tuple[str, dict[str, Any]]]) -> str:
+        stack = max(k["stack"] for _, k in kernels)
+        spilling = [f"`{format}`" for format, k in kernels if any("local" in loop["instructions"] for loop in k["loops"])]
+        text = str(max(k["registers"] for _, k in kernels)) + (f", stack {stack} B" if stack else "")
+        return text + (f"; in the loop: {', '.join(spilling)}" if spilling else "")
+
+    rows = [[f"`{name}`", *(cell(found[name][a]) if a in found[name] else "" for a in ARCHITECTURES)] for name in sorted(found)]
     return _markdown(["kernel", *ARCHITECTURES], rows)
