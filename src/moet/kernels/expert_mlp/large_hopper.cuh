@@ -118,35 +118,51 @@ template <bool kDown> DEVICE i32 row_of_thread(i32 which) {
   return kDown ? 16 * warp + 2 * g + which : 32 * which + 8 * warp + g;
 }
 
-// The A fragments of a chunk: a[4 s + i] is register i of product s.
-template <bool kDown> DEVICE void decode_chunk(const u8* weights, const Constants& constant, u32 (&a)[16]) {
-  const i32 t = thread_id() % 4;
+// What a thread decodes of a chunk: its two rows.
+struct Coded { Sixteen row[2]; };
+template <bool kDown> DEVICE void load_coded(Coded& to, const u8* weights) {
 #pragma unroll
-  for (i32 which = 0; which < 2; ++which) {
-    Sixteen s;
+  for (i32 i = 0; i < 2; ++i) load_sixteen(to.row[i], weights, row_of_thread<kDown>(i), thread_id() % 4);
+}
+// The A fragments: a[4 s + i] is register i of product s.
+DEVICE void decode_coded(const Coded& from, const Constants& constant, u32 (&a)[16]) {
+#pragma unroll
+  for (i32 i = 0; i < 2; ++i) {
     u32 pair[8];
-    load_sixteen(s, weights, row_of_thread<kDown>(which), t);
-    decode_sixteen(s, constant, pair);
+    decode_sixteen(from.row[i], constant, pair);
 #pragma unroll
-    for (i32 r = 0; r < 8; ++r) a[4 * (r >> 1) + 2 * (r & 1) + which] = pair[r];
+    for (i32 r = 0; r < 8; ++r) a[4 * (r >> 1) + 2 * (r & 1) + i] = pair[r];
   }
 }
 
-// sum[4 j + 2 i + q]: the thread's row i, pair 8 j + 2 t + q.
+// The stage is full: its address.
+DEVICE u8* await_stage(Ring& ring, u8* stages, const Cursor& at) {
+  barrier_wait(&ring.full[at.stage], at.parity);
+  fence_async_shared();   // what copies brought, to wgmma: here, since in the copying warps it waits for all that is on its way
+  return stages + at.stage * kStageBytes;
+}
+
+// sum[4 j + 2 i + q]: the thread's row i, pair 8 j + 2 t + q. Codes of the next chunk are fetched while the product is under way; three other warpgroups decode meanwhile.
 template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[kSums]) {
-  const i32 group = thread_id() / 128;
+  const i32 weights = kTileBytes + thread_id() / 128 * 2 * kBlockBytes;
   const Constants constant = ring.constant[thread_id() & 1];
 #pragma unroll
   for (i32 i = 0; i < kSums; ++i) sum[i] = 0.0f;
-  for (i32 c = 0; c < chunks; ++c, advance(at)) {
+  u8* stage = await_stage(ring, stages, at);
+  Coded coded;
+  load_coded<kDown>(coded, stage + weights);
+  for (i32 c = 0; c < chunks; ++c) {
     u32 a[16];
-    barrier_wait(&ring.full[at.stage], at.parity);
-    fence_async_shared();   // what copies brought, to wgmma: here, since in the copying warps it waits for all that is on its way
-    u8* stage = stages + at.stage * kStageBytes;
-    decode_chunk<kDown>(stage + kTileBytes + group * 2 * kBlockBytes, constant, a);
+    decode_coded(coded, constant, a);
     multiply_tile<4>(sum, a, tile_descriptor(stage), units, true);
+    const i32 here = at.stage;
+    advance(at);
+    if (c + 1 < chunks) {
+      stage = await_stage(ring, stages, at);
+      load_coded<kDown>(coded, stage + weights);
+    }
     products_wait<0>();
-    release(ring, at.stage);
+    release(ring, here);
   }
   settle(sum);
 }
@@ -166,11 +182,11 @@ template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, u8* stages
   };
   for (i32 c = 0; c < chunks; ++c, advance(at)) {
     u32 a[16];
-    barrier_wait(&ring.full[at.stage], at.parity);
-    fence_async_shared();
-    u8* stage = stages + at.stage * kStageBytes;
+    u8* stage = await_stage(ring, stages, at);
     const u8* weights = stage + kTileBytes + group * 2 * kBlockBytes;
-    decode_chunk<kDown>(weights, constant, a);
+    Coded coded;
+    load_coded<kDown>(coded, weights);
+    decode_coded(coded, constant, a);
     const TileDescriptor tile = tile_descriptor(stage);
 #pragma unroll
     for (i32 b = 0; b < 2; ++b) {
@@ -276,6 +292,7 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
     if (panel.step < 0) return;
     if (panel.readable) consume<kDown>(args, ring, stages, at, panel);
     else store_zeros(args, panel);
+    sync_warp();   // lanes may leave the stores apart; together again, the loop over K has its addresses in uniform registers
   }
 }
 
