@@ -1,4 +1,4 @@
-// The names of kernels/gpu/block_scaled.cuh. Sums are float64 and rounded once, so that what a test sees is the kernel's own error.
+// The names of kernels/gpu/block_scaled.cuh: the instruction where MOET_ARCH is 120, else what older architectures have, so that both ways run. Sums are float64 and rounded once, so that what a test sees is the kernel's own error.
 #pragma once
 #include "copies.h"
 
@@ -49,8 +49,7 @@ DEVICE void emulated_mma_block_scaled(const ScaledOperands* const (&of)[32]) {
       d = static_cast<float>(d + std::ldexp(sum, row_scale[row] + column_scale[column] - 254));
     }
 }
-DEVICE void mma_block_scaled(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, i32 byte_a, u32 scale_b, i32 byte_b, i32 lane_b) {
-  const ScaledOperands mine = {a, b, d, scale_a >> (8 * byte_a) & 255, scale_b >> (8 * byte_b) & 255, lane_b};
+DEVICE void emulated_meeting(const ScaledOperands& mine) {
   emulator::machine.meet(
       emulator::Meeting::kMma, [&](auto& w, u32 at, i32 lane) { w.value[at][lane] = reinterpret_cast<u64>(&mine); },
       [](auto& w, u32 at) {
@@ -59,3 +58,14 @@ DEVICE void mma_block_scaled(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]
         emulated_mma_block_scaled(of);
       });
 }
+#if MOET_ARCH >= 120
+#define MOET_BLOCK_SCALED
+DEVICE void mma_block_scaled(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, i32 byte_a, u32 scale_b, i32 byte_b, i32 lane_b) {
+  emulated_meeting({a, b, d, scale_a >> (8 * byte_a) & 255, scale_b >> (8 * byte_b) & 255, lane_b});
+}
+#else
+DEVICE void mma_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  d[0] = d[1] = d[2] = d[3] = 0.0f;
+  emulated_meeting({a, b, d, 127, 127, 0});
+}
+#endif

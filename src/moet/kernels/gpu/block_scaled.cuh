@@ -1,6 +1,6 @@
 // OCP MX on tensor cores: E4M3 codes, and one power of two (UE8M0) for 32 of them along K. sm_120a has an instruction for it (PTX ISA, "Block Scaling for
-// mma.sync"), at twice the rate of E4M3 without scales. sm_89 and later compute the same from E4M3 products and four shuffles: that is for tests of what
-// goes into the instruction, not for speed. Older GPUs have no E4M3.
+// mma.sync"). sm_89 and later compute the same from E4M3 products and four shuffles: that is for tests of what goes into the instruction, not for speed. Older
+// GPUs have no E4M3.
 #pragma once
 #include "copies.cuh"
 
@@ -17,6 +17,7 @@ DEVICE u32 pack_e4m3(float low, float high) {
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
+#define MOET_BLOCK_SCALED
 DEVICE void mma_block_scaled(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, i32 byte_a, u32 scale_b, i32 byte_b, i32 lane_b) {
   asm volatile("mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32.e4m3.e4m3.f32.ue8m0 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3}, "
                "{%10}, {%11,0}, {%12}, {%13,%14};"
@@ -25,6 +26,19 @@ DEVICE void mma_block_scaled(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]
                  "h"(static_cast<u16>(byte_b)), "h"(static_cast<u16>(lane_b)));
 }
 #else
+// D = A x B, fragments as below.
+DEVICE void mma_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+}
+#endif
+#endif
+
+// D = (A * 2^row) x (B * 2^column) + D. A: E4M3 16 x 32, B: 32 x 8, D: float32 16 x 8; with g = lane / 4, t = lane % 4 (PTX ISA, "m16n8k32"):
+//   a[0], a[2]: row g, columns 4t .. 4t+3 and 16+4t ..; a[1], a[3]: row g+8.  b[0], b[1]: column g, rows 4t .. and 16+4t ..
+//   scale of A's row g: byte byte_a of lane 4g's scale_a; of row g+8: of lane 4g+1's.  Of B's column g: byte byte_b of lane (4g + lane_b)'s scale_b.
+// byte_a, byte_b, lane_b (0 .. 3) are constants once loops are unrolled.
+#ifndef MOET_BLOCK_SCALED
 DEVICE float power_of_two(i32 exponent) { return as_float(exponent > -127 ? static_cast<u32>(exponent + 127) << 23 : 0x400000u); }   // -127 .. 127
 // The product of two UE8M0, in halves: 2^-254 and 2^254 are no float32.
 DEVICE float scaled(float v, u32 a, u32 b) {
@@ -34,10 +48,8 @@ DEVICE float scaled(float v, u32 a, u32 b) {
 }
 DEVICE void mma_block_scaled(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, i32 byte_a, u32 scale_b, i32 byte_b, i32 lane_b) {
   const i32 lane = thread_id() % 32, g = lane / 4, t = lane % 4;
-  float part[4] = {};
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(part[0]), "+f"(part[1]), "+f"(part[2]), "+f"(part[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  float part[4];
+  mma_e4m3(part, a, b);
   u32 of_row[2], of_column[2];
 #pragma unroll
   for (i32 i = 0; i < 2; ++i) {
@@ -48,8 +60,3 @@ DEVICE void mma_block_scaled(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]
   for (i32 q = 0; q < 4; ++q) d[q] = add(d[q], scaled(part[q], of_row[q >> 1], of_column[q & 1]));
 }
 #endif
-#endif
-// D = (A * 2^row) x (B * 2^column) + D. A: E4M3 16 x 32, B: 32 x 8, D: float32 16 x 8; with g = lane / 4, t = lane % 4 (PTX ISA, "m16n8k32"):
-//   a[0], a[2]: row g, columns 4t .. 4t+3 and 16+4t ..; a[1], a[3]: row g+8.  b[0], b[1]: column g, rows 4t .. and 16+4t ..
-//   scale of A's row g: byte byte_a of lane 4g's scale_a; of row g+8: of lane 4g+1's.  Of B's column g: byte byte_b of lane (4g + lane_b)'s scale_b.
-// byte_a, byte_b, lane_b (0 .. 3) are constants once loops are unrolled.
