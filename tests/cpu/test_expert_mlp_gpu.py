@@ -204,10 +204,10 @@ def test_rows_that_are_no_tokens_give_zeros():
 @pytest.mark.parametrize("arch", [80, 86, 90, 120])
 @pytest.mark.parametrize("format", FORMATS)
 def test_shared_memory_is_what_the_kernels_lay_out(format, arch):
-    code = '// \nextern "C" int asked(int tiles) { return tiles == 1 ? Kernel<1>::kSharedBytes : Kernel<4>::kSharedBytes; }'
+    code = '// \nextern "C" int asked(int medium) { return medium ? Kernel<kMediumTiles>::kSharedBytes : Kernel<1>::kSharedBytes; }'
     module = EmulatedModule([*SOURCES[:1], code], {"FORMAT": list(FORMATS).index(format), "MOET_ARCH": arch})
-    for kernel in SMALL.values():
-        assert kernel.shared_bytes(format, arch) == module.library.asked(kernel.tiles)
+    for size, kernel in SMALL.items():
+        assert kernel.shared_bytes(format, arch) == module.library.asked(size == "medium")
 
 
 @pytest.mark.parametrize("arch", [80, 89, 90, 120])

@@ -325,4 +325,4 @@ class DeviceRuntime:
         size = size_of(pairs, here.experts, scan=False)
         self.begin(here, args, size, stream)
         args.fetchers, args.combines = self.fetch_blocks, args.layer.tokens <= COMBINED_TOKENS
-        here.kernels.gemms(args, size, self._smallest[here.cls].waves(min(pairs, here.experts)), stream)
+        here.kernels.gemms(args, size, self._smallest[here.cls].waves(min(pairs, here.experts)), stream, early=True)

@@ -73,6 +73,7 @@ class EmulatedModule:
         args: ctypes.Structure,
         shared_bytes: int = 0,
         stream: int = 0,
+        early: bool = False,
     ) -> None:
         """Runs the kernel to its end; other threads of the process go on. Raises EmulatorError."""
         self.library.emulator_configure(ctypes.c_int(self._resident), ctypes.c_double(self._limit_s))

@@ -94,6 +94,10 @@ DEVICE Vec2 load_double(const u8* base, u32 offset) { return emulated_load<Vec2>
 DEVICE u32 load_single(const u8* base, u32 offset) { return emulated_load<u32>(base + offset); }
 DEVICE void store16(void* p, Vec4 v) { *static_cast<Vec4*>(p) = v; }
 
+// --- launches follow each other
+DEVICE void wait_for_launch_before() {}
+DEVICE void let_next_launch_begin() {}
+
 // --- time
 DEVICE u64 nanoseconds() { return emulator::clock_ns(); }
 DEVICE void pause(u32) { emulator::machine.yield(); }

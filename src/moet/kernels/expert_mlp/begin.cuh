@@ -4,6 +4,7 @@
 #include "activations.cuh"
 
 KERNEL(begin, MlpArgs, args, kResolveThreads) {
+  let_next_launch_begin();   // small.cuh makes its table meanwhile
   if (block_id() == 0) resolve_layer(args.layer);
   else quantize_token(args, block_id() - 1);
 }

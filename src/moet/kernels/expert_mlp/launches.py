@@ -49,7 +49,9 @@ class SmallKernel:
 
     def shared_bytes(self, format: str, arch: int) -> int:
         """Kernel<tiles>::kSharedBytes of small.cuh: a table, the groups' sums, the stages of the warps' chunks. arch: compute capability, 90 for 9.0."""
-        group = 160 + 4 * 64 * 4 * (self.tiles * (4 if format in INTEGER_FORMATS else 8) + 1)   # Item, sums
+        integer = format in INTEGER_FORMATS
+        tiles = self.tiles if integer or self.tiles == 1 else 2
+        group = 160 + 4 * 64 * 4 * (tiles * (4 if integer else 8) + 1)   # items, sums
         before = (TABLE_BYTES if format == "tcq2" and arch in (90, 100) else 0) + self.groups * group
         if format not in STAGE_BYTES:
             return before
@@ -98,19 +100,20 @@ class ExpertKernels:
         if size in SMALL and self.format in INTEGER_FORMATS:
             self.pager.launch("quantize", args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
 
-    def gemms(self, args: MlpArgs, size: str, waves: int, stream: int) -> None:
-        """`waves` waves from args.wave on, and the sum over places if the last of them is the plan's last (`combines`)."""
+    def gemms(self, args: MlpArgs, size: str, waves: int, stream: int, early: bool = False) -> None:
+        """`waves` waves from args.wave on, and the sum over places if the last of them is the plan's last (`combines`). early: right behind `begin` or `quantize`."""
         for wave in range(args.wave, args.wave + waves):
             args.wave = wave
             if size in SMALL:
-                self._small(SMALL[size], args, stream)
+                self._small(SMALL[size], args, stream, early)
+                early = False
             else:
                 self._large(args, stream)
 
-    def _small(self, kernel: SmallKernel, args: MlpArgs, stream: int) -> None:
+    def _small(self, kernel: SmallKernel, args: MlpArgs, stream: int, early: bool) -> None:
         pairs, strips = args.layer.tokens * args.layer.top_k, -(-args.hidden // 64)
         blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // kernel.groups) + args.fetchers)
-        self.module.launch(kernel.name, blocks, kernel.threads, args, kernel.shared_bytes(self.format, self.arch), stream)
+        self.module.launch(kernel.name, blocks, kernel.threads, args, kernel.shared_bytes(self.format, self.arch), stream, early)
 
     def _large(self, args: MlpArgs, stream: int) -> None:
         pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))

@@ -136,6 +136,7 @@ template <i32 kN> struct Kernel {
     for (i32 i = thread; i < args.layer.tokens * groups; i += kGroupThreads) combine_columns(args, i / groups, 8 * item.strip + i % groups);
   }
 
+  DEVICE_MEMBER bool items_are_few() { return args.layer.tokens * args.layer.top_k * args.tiles < 2 * Group<kN>::kCount * block_count(); }
   DEVICE_MEMBER void open_reader(const Item& item) {
     const Strip strip = strip_of(item);
     reader = {strip.at + static_cast<i64>(kStageBlocks * warp) * strip.stride, static_cast<u32>(strip.stride), strip.blocks - kStageBlocks * warp};
@@ -164,6 +165,8 @@ template <i32 kN> struct Kernel {
     u64 waited = 0;
     weights.open(memory, group * kGroupWarps + warp, lane);
     reader = {};
+    // The groups of a block draw one after the other: few items then go to all multiprocessors, and not four to each of the first ones.
+    if (group && items_are_few()) pause(250 * group);
     if (warp == 0) {
       for (i32 i = 0; i < 2; ++i) {
         u32 ticket = 0;
@@ -176,10 +179,6 @@ template <i32 kN> struct Kernel {
     const Item first = held(shared.item[0]);
     if (first.kind != kNothingLeft && first.hit) open_reader(first), fill_up(nullptr, ahead);
     else ahead = false;
-    if (kTableBytes) {
-      fill_table(memory);
-      sync_block();
-    }
     for (i32 turn = 0;; turn = (turn + 1) % 4) {
       const Item item = held(shared.item[turn]);
       if (item.kind == kNothingLeft) break;
@@ -209,9 +208,7 @@ template <i32 kN> struct Kernel {
         constexpr i32 kTurn = kStageChunks == 2 ? 1 : 2;   // stages, so that chunks have their places in `loaded`
         constexpr i32 kNext = kStageChunks * kGroupWarps;  // chunks from a stage of this warp to its next one
         const auto chunk_of = [&](i32 first, i32 c) { return kStageChunks == 2 ? first + c : first + c * kNext; };
-        const auto load = [&](i32 chunk, i32 c) {
-          if (chunk < chunks) inputs.load(loaded[c], chunk, g, t);
-        };
+        const auto load = [&](i32 chunk, i32 c) { inputs.load(loaded[c], chunk < chunks ? chunk : chunks - 1, g, t); };   // no branch: it would wait for the loads
         for (i32 c = 0; c < 2; ++c) inputs.clear(loaded[c]), load(chunk_of(kStageChunks * warp, c), c);
         for (i32 first = kStageChunks * warp; first < chunks; first += kTurn * kNext) {
           u32 stage = 0;
@@ -255,6 +252,11 @@ DEVICE void clear_outputs(const MlpArgs& a) {
 template <i32 kN> DEVICE void run_small(const MlpArgs& args) {
   DYNAMIC_SHARED(memory);   // the table, the groups', the streams'
   const Plan& plan = *args.layer.plan;
+  if (kTableBytes) {
+    fill_table(memory);
+    sync_block();
+  }
+  wait_for_launch_before();
   if (args.wave == 0 && plan.waves == 0 && args.combines) return clear_outputs(args);
   if (args.wave >= plan.waves) return;
   fetch_first(args);
@@ -265,4 +267,4 @@ template <i32 kN> DEVICE void run_small(const MlpArgs& args) {
 
 // Up to 4 or 8 pairs a tile, and four times as many where experts have them.
 KERNEL(mlp_small, MlpArgs, args, 512) { run_small<1>(args); }
-KERNEL(mlp_medium, MlpArgs, args, 256) { run_small<4>(args); }
+KERNEL(mlp_medium, MlpArgs, args, 256) { run_small<kMediumTiles>(args); }

@@ -4,6 +4,7 @@
 #include "mlp.cuh"
 
 constexpr i32 kTilePairs = 2, kValues = 2;        // of a fragment of 8 columns; sums of a lane
+constexpr i32 kMediumTiles = 4;
 
 // The weights of a warp: up to kStages stages asked for, the oldest one multiplied.
 template <i32 kWarps, i32 kBefore> struct Stream {   // warps of a block; bytes of shared memory that others take

@@ -91,6 +91,18 @@ DEVICE u32 load_single(const u8* base, u32 offset) {
 }
 DEVICE void store16(void* p, Vec4 v) { *reinterpret_cast<Vec4*>(p) = v; }
 
+// --- launches that begin early (Module.launch): until the launch before has ended and its memory is seen; lets the next one begin, once all blocks said so.
+DEVICE void wait_for_launch_before() {
+#if MOET_ARCH >= 90
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void let_next_launch_begin() {
+#if MOET_ARCH >= 90
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // --- time
 DEVICE u64 nanoseconds() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
 DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" :: "r"(ns)); }

@@ -18,8 +18,9 @@ CAPABILITY = (8, 0)
 class Module(Protocol):
     """A compiled translation unit."""
 
-    def launch(self, kernel: str, blocks: int, threads: int, args: ctypes.Structure, shared_bytes: int = 0, stream: int = 0) -> None:
-        """Queues KERNEL(kernel, ...) on a stream (a cudaStream_t as a number)."""
+    def launch(self, kernel: str, blocks: int, threads: int, args: ctypes.Structure, shared_bytes: int = 0, stream: int = 0, early: bool = False) -> None:
+        """Queues KERNEL(kernel, ...) on a stream (a cudaStream_t as a number). early: it may begin before the launch before it has ended, and waits for
+        that itself (gpu.cuh, wait_for_launch_before); from compute capability 9.0 on."""
         ...
 
 
@@ -77,6 +78,7 @@ class CudaModule:
         self._library = _driver(driver.cuLibraryLoadData(cached_cubin(sources, defines, architecture(major, minor)), [], [], 0, [], [], 0))
         self._kernels: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
+        self._can_be_early = major >= 9
 
     def _kernel(self, name: str, shared_bytes: int) -> Any:
         from cuda.bindings import driver
@@ -89,11 +91,20 @@ class CudaModule:
             self._shared[name] = shared_bytes
         return self._kernels[name]
 
-    def launch(self, kernel: str, blocks: int, threads: int, args: ctypes.Structure, shared_bytes: int = 0, stream: int = 0) -> None:
+    def launch(self, kernel: str, blocks: int, threads: int, args: ctypes.Structure, shared_bytes: int = 0, stream: int = 0, early: bool = False) -> None:
         from cuda.bindings import driver
 
         function = self._kernel(kernel, shared_bytes)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))   # the driver copies the struct before it returns
+        if early and self._can_be_early:
+            config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+            config.sharedMemBytes, config.hStream, config.attrs, config.numAttrs = shared_bytes, driver.CUstream(stream), [attribute], 1
+            _driver(driver.cuLaunchKernelEx(config, function, ctypes.addressof(parameters), 0))
+            return
         _driver(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(parameters), 0))
 
 
