@@ -4,7 +4,7 @@
 #include "args.cuh"
 
 constexpr i32 kLargest = 32639;                        // 256 * 127 + 127: both planes fit int8
-constexpr i32 kSmallestPower = -100, kLargestPower = 54;   // of a block's largest value: beyond these magnitudes values are 0, or saturate
+constexpr i32 kSmallestPower = -97, kLargestPower = 54;   // of a block's largest value: beyond these magnitudes values are 0, or saturate. -97: tcq2's least scale, 2^-15, times it is a normal number
 
 struct PlaneBlock {
   i32 exponent;            // << 23, to be added to the bits of a float32 scale
