@@ -19,8 +19,8 @@ from moet.layout import RowGeometry
 from moet.models import Activation
 
 BF16, PLANES = 2.0**-8, 2.0**-15
-TINY, TINY_PLANES = 2.0**-126, 2.0**-115
-"""Smaller numbers may be flushed to zero; in planes, whose powers of two end at -114."""
+TINY, TINY_PLANES = 2.0**-126, 2.0**-112
+"""Smaller numbers may be flushed to zero; in planes, whose powers of two end at -111."""
 TINY_SUM = 2.0**-103
 """And a sum of 32 columns of planes, of up to 15 * 32 * 32639 units, where a unit is below 2^-127."""
 SLOPE = 1.1

@@ -85,10 +85,11 @@ def scaled(matrix, exponent: int):
 
 
 def with_least_scales(matrix, rng: np.random.Generator):
-    """Some scales are the format's least number: zero, or 2^-127, which may count as zero, or tcq2's 2^-15."""
+    """Some scales are the format's least numbers: zero, or 2^-127, which may count as zero; of tcq2 bytes below 16, 2^-15 to 2^-13."""
     if matrix.scales is None:
         return matrix
-    return dataclasses.replace(matrix, scales=np.where(rng.random(matrix.scales.shape) < 0.03, 0, matrix.scales).astype(matrix.scales.dtype))
+    least = rng.integers(0, 16, matrix.scales.shape) if matrix.format == "tcq2" else 0
+    return dataclasses.replace(matrix, scales=np.where(rng.random(matrix.scales.shape) < 0.03, least, matrix.scales).astype(matrix.scales.dtype))
 
 
 def rows(case: Case) -> np.ndarray:
