@@ -26,7 +26,7 @@ def _loops(samples: dict[str, Any], kernel: str) -> dict[tuple[str, str], dict[s
 
 
 def fractions() -> str:
-    """Of the bandwidth, for each format and GPU: what the busiest pipe allows over what arrives."""
+    """Of the bandwidth, for each format and GPU: what the busiest pipe allows over what arrives; and what is left if every turn took the longest way."""
     samples = json.loads(PATH.read_text())["samples"]
     loops, rows = _loops(samples, DECODE), []
     for format in FORMATS:
@@ -35,7 +35,9 @@ def fractions() -> str:
             if loop := loops.get((format, gpu.arch)):
                 pipe, allowed = min(loop["bounds"].items(), key=lambda b: b[1])
                 asked = samples["asked"][gpu.name][format]
-                row.append(f"{100 * min(1, allowed / asked):.0f} % ({pipe}: {allowed:.0f} of {asked:.0f})")
+                longest = min(allowed, ARCHITECTURES[gpu.arch].issue * loop["weights"] / (32 * loop["longest"]))
+                most, least = (round(100 * min(1, a / asked)) for a in (allowed, longest))
+                row.append((f"{least} to {most} %" if least < most else f"{most} %") + f" ({pipe}: {allowed:.0f} of {asked:.0f})")
             else:
                 row.append("")
         rows.append(row)
@@ -50,8 +52,8 @@ def instructions() -> str:
         for arch in ARCHITECTURES:
             if loop := loops.get((format, arch)):
                 each = [32 * loop["instructions"].get(p, 0) / loop["weights"] for p in used]
-                rows.append([f"`{format}` {arch}", *(f"{n:.2f}" if n else "" for n in each), f"{sum(each):.2f}"])
-    return _markdown(["rows, architecture", *used, "all"], rows)
+                rows.append([f"`{format}` {arch}", *(f"{n:.2f}" if n else "" for n in each), f"{sum(each):.2f}", f"{32 * loop['longest'] / loop['weights']:.2f}"])
+    return _markdown(["rows, architecture", *used, "all", "longest way"], rows)
 
 
 def resources() -> str:
