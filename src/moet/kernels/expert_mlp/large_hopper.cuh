@@ -41,7 +41,8 @@ DEVICE void release(Ring& ring, i32 stage) {   // a warp's
   if (thread_id() % 32 == 0) barrier_arrive(&ring.empty[stage]);
 }
 
-// The four copying warps: lane l of warp w copies unit l % 8 of rows 4w + l / 8 and every 16th from there on; the first warp finds panels and copies weights, too.
+// The four copying warps: lane l of warp w copies unit l % 8 of rows 4w + l / 8 and every 16th from there on, and strip w's blocks (bulk
+// copies of a block cost 155 clocks each and 3 for a line, one after the other: 1,400 a chunk). The first warp finds the panels.
 template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* stages) {
   Plan& plan = *args.layer.plan;
   const i32 lane = thread_id() % 32, warp = (thread_id() - kConsumerThreads) / 32, unit = lane % 8, row = 4 * warp + lane / 8;
@@ -68,10 +69,7 @@ template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* s
         panel.readable = shuffle(panel.readable, 0);
         if (kDown || panel.readable) break;
       }
-      if (!kDown && args.fetchers) {   // what lane 0 has seen: stores of other blocks, which other units read now
-        sync_warp();
-        fence_async();
-      }
+      sync_warp();   // what lane 0 has seen: a row that other blocks have brought
       barrier_wait(&ring.heard[slot], (number / kPanels & 1) ^ 1);
       if (lane == 0) {
         ring.panel[slot] = panel;
@@ -91,22 +89,24 @@ template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* s
       if (16 * k + row < panel.count) from[k] = static_cast<u32>(kDown ? pair : plan.pairs[pair] / args.layer.top_k) * stride + static_cast<u32>(unit);
     }
     const u8* row_bytes = row_of(args, plan.steps[panel.step]);
-    const i32 number_of_strip = panel.strip + (lane >> 1) < strips ? panel.strip + (lane >> 1) : strips - 1;   // past the end: any
-    const Strip strip = kDown ? w2_strip(args, row_bytes, number_of_strip) : w13_strip(args, row_bytes, number_of_strip);
+    const i32 own = panel.strip + warp < strips ? panel.strip + warp : strips - 1;   // a warp copies a strip; past the end: any
+    const Strip strip = kDown ? w2_strip(args, row_bytes, own) : w13_strip(args, row_bytes, own);
     for (i32 c = 0; c < chunks; ++c, advance(next)) {
       u8* stage = stages + next.stage * kStageBytes;
-      u64* full = &ring.full[next.stage];
+      const u8 *first = block_of(strip, 2 * c), *second = block_of(strip, 2 * c + 1);
       barrier_wait(&ring.empty[next.stage], next.parity ^ 1);
-      if (warp == 0) {
-        if (lane == 0) barrier_expect(full, 2 * kStrips * kBlockBytes);
-        if (lane < 2 * kStrips) bulk_copy(stage + kTileBytes + lane * kBlockBytes, block_of(strip, 2 * c + (lane & 1)), kBlockBytes, full);
+      constexpr i32 kUnits = kBlockBytes / 16;
+#pragma unroll
+      for (i32 i = 0; i < (2 * kUnits + 31) / 32; ++i) {
+        const i32 u = 32 * i + lane;
+        if (u < 2 * kUnits) copy_async16(stage + kTileBytes + warp * 2 * kBlockBytes + 16 * u, u < kUnits ? first + 16 * u : second + 16 * (u - kUnits));
       }
 #pragma unroll
       for (i32 k = 0; k < kMostPairs / 16; ++k) {
         if (16 * k >= panel.count) break;
         if (16 * k + row < panel.count) copy_async16(stage + to + k * 2048, rows + static_cast<u64>(from[k]) * 16 + c * 128);
       }
-      copies_arrive(full);
+      copies_arrive(&ring.full[next.stage]);
     }
   }
   if (waited) maximum_gpu(&plan.stall[args.wave], waited);
@@ -159,10 +159,11 @@ template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor&
     advance(at);
     if (c + 1 < chunks) {
       stage = await_stage(ring, stages, at);
-      load_coded<kDown>(coded, stage + weights);
+      if (kBits < 16) load_coded<kDown>(coded, stage + weights);
     }
     products_wait<0>();
     release(ring, here);
+    if (kBits == 16 && c + 1 < chunks) load_coded<kDown>(coded, stage + weights);   // BF16's codes are the fragments: registers of the product until now
   }
   settle(sum);
 }
@@ -272,7 +273,7 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
   SHARED(Ring, ring);
   u8* stages = align_shared(memory);
   if (thread_id() == 0) {
-    for (i32 i = 0; i < kStages; ++i) barrier_init(&ring.full[i], kCopying + 1), barrier_init(&ring.empty[i], kConsumerThreads / 32);
+    for (i32 i = 0; i < kStages; ++i) barrier_init(&ring.full[i], kCopying), barrier_init(&ring.empty[i], kConsumerThreads / 32);
     for (i32 i = 0; i < kPanels; ++i) barrier_init(&ring.told[i], 1), barrier_init(&ring.heard[i], kConsumerThreads + kCopying - 32);
     ring.constant[0] = ring.constant[1] = constants();
     barriers_ready();
