@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, SMALL, ExpertKernels
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, SMALL, ExpertKernels, SmallKernel
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import FORMATS, RowGeometry, pack_row
 from moet.models import Activation
@@ -206,8 +206,8 @@ def test_rows_that_are_no_tokens_give_zeros():
 def test_shared_memory_is_what_the_kernels_lay_out(format, arch):
     code = '// \nextern "C" int asked(int medium) { return medium ? Kernel<kMediumTiles>::kSharedBytes : Kernel<1>::kSharedBytes; }'
     module = EmulatedModule([*SOURCES[:1], code], {"FORMAT": list(FORMATS).index(format), "MOET_ARCH": arch})
-    for size, kernel in SMALL.items():
-        assert kernel.shared_bytes(format, arch) == module.library.asked(size == "medium")
+    for size in SMALL:
+        assert SmallKernel.of(size, format, arch).shared_bytes == module.library.asked(size == "medium")
 
 
 @pytest.mark.parametrize("arch", [80, 89, 90, 120])

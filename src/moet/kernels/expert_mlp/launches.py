@@ -37,26 +37,40 @@ def largest_small(experts: int, top_k: int) -> int:
 
 @dataclass(frozen=True)
 class SmallKernel:
-    """Of small.cuh: groups of four warps, tiles of 8 columns of activations."""
+    """mlp_small or mlp_medium of small.cuh for a row format. groups: of four warps; tiles: of 8 columns of activations. arch: compute capability, 90 for 9.0."""
 
     name: str
     groups: int
     tiles: int
+    format: str
+    arch: int
+
+    @classmethod
+    def of(cls, size: str, format: str, arch: int) -> "SmallKernel":
+        if size == "medium":
+            return cls("mlp_medium", 2, 4 if format in INTEGER_FORMATS else 2, format, arch)
+        many = format in INTEGER_FORMATS and not _has_table(format, arch) and _shared_limit(arch) > 128 << 10
+        return cls("mlp_small", 5 if many else 4, 1, format, arch)
 
     @property
     def threads(self) -> int:
         return 128 * self.groups
 
-    def shared_bytes(self, format: str, arch: int) -> int:
-        """Kernel<tiles>::kSharedBytes of small.cuh: a table, the groups' sums, the stages of the warps' chunks. arch: compute capability, 90 for 9.0."""
-        integer = format in INTEGER_FORMATS
-        tiles = self.tiles if integer or self.tiles == 1 else 2
-        group = 160 + 4 * 64 * 4 * (tiles * (4 if integer else 8) + 1)   # items, sums
-        before = (TABLE_BYTES if format == "tcq2" and arch in (90, 100) else 0) + self.groups * group
-        if format not in STAGE_BYTES:
+    @property
+    def shared_bytes(self) -> int:
+        """Kernel<tiles>::kSharedBytes of small.cuh: a table, the groups' items and sums, the stages of the warps' weights."""
+        integer = self.format in INTEGER_FORMATS
+        group = 160 + 4 * 64 * 4 * (self.tiles * (4 if integer else 8) + 1)
+        before = TABLE_BYTES * _has_table(self.format, self.arch) + self.groups * group
+        if not integer:
             return before
-        warps, stage = 4 * self.groups, STAGE_BYTES[format] + 8
-        return before + warps * min(4, (_shared_limit(arch) - before) // (warps * stage)) * stage
+        warps, stage = 4 * self.groups, STAGE_BYTES[self.format] + 8
+        return before + warps * min(4, (_shared_limit(self.arch) - before) // (warps * stage)) * stage
+
+
+def _has_table(format: str, arch: int) -> bool:
+    """kTable of integers.cuh."""
+    return format == "tcq2" and arch in (90, 100)
 
 
 def _shared_limit(arch: int) -> int:
@@ -64,7 +78,7 @@ def _shared_limit(arch: int) -> int:
     return {80: 163, 90: 227, 100: 227}.get(arch, 99) << 10
 
 
-SMALL = {"small": SmallKernel("mlp_small", 4, 1), "medium": SmallKernel("mlp_medium", 2, 4)}
+SMALL = ("small", "medium")
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,7 @@ class ExpertKernels:
         for wave in range(args.wave, args.wave + waves):
             args.wave = wave
             if size in SMALL:
-                self._small(SMALL[size], args, stream, early)
+                self._small(SmallKernel.of(size, self.format, self.arch), args, stream, early)
                 early = False
             else:
                 self._large(args, stream)
@@ -113,7 +127,7 @@ class ExpertKernels:
     def _small(self, kernel: SmallKernel, args: MlpArgs, stream: int, early: bool) -> None:
         pairs, strips = args.layer.tokens * args.layer.top_k, -(-args.hidden // 64)
         blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // kernel.groups) + args.fetchers)
-        self.module.launch(kernel.name, blocks, kernel.threads, args, kernel.shared_bytes(self.format, self.arch), stream, early)
+        self.module.launch(kernel.name, blocks, kernel.threads, args, kernel.shared_bytes, stream, early)
 
     def _large(self, args: MlpArgs, stream: int) -> None:
         pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))

@@ -17,7 +17,7 @@ constexpr i32 kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 
 template <i32 kN> struct Group {                  // in shared memory
   static constexpr i32 kPairs = kN * kTilePairs, kPitch = kN * kSumColumns + 1;   // odd: lanes at one column hit 32 banks
-  static constexpr i32 kCount = kN == 1 ? 4 : 2;  // groups of a block: 128 registers a thread for one tile of activations, 255 for four
+  static constexpr i32 kCount = kN == 1 ? kSmallGroups : 2;  // groups of a block: 128 registers a thread for one tile of activations, 255 for four
   Item item[4];                                   // the one that is computed, the next one, and the one that is being looked for, in turn
   i32 readable, last, reserved[2];
   float sums[kGroupWarps][64 * kPitch];
@@ -266,5 +266,5 @@ template <i32 kN> DEVICE void run_small(const MlpArgs& args) {
 }
 
 // Up to 4 or 8 pairs a tile, and four times as many where experts have them.
-KERNEL(mlp_small, MlpArgs, args, 512) { run_small<1>(args); }
-KERNEL(mlp_medium, MlpArgs, args, 256) { run_small<kMediumTiles>(args); }
+KERNEL(mlp_small, MlpArgs, args, kSmallGroups * kGroupThreads) { run_small<1>(args); }
+KERNEL(mlp_medium, MlpArgs, args, 2 * kGroupThreads) { run_small<kMediumTiles>(args); }

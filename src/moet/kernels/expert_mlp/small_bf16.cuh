@@ -3,7 +3,7 @@
 #include "mlp.cuh"
 
 constexpr i32 kTilePairs = 8, kValues = 4;
-constexpr i32 kMediumTiles = 2;
+constexpr i32 kMediumTiles = 2, kSmallGroups = 4;
 constexpr float kAfter = 1.0f;
 constexpr i32 kTableBytes = 0;
 DEVICE void fill_table(u8*) {}

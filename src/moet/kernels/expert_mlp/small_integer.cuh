@@ -5,6 +5,8 @@
 
 constexpr i32 kTilePairs = 2, kValues = 2;        // of a fragment of 8 columns; sums of a lane
 constexpr i32 kMediumTiles = 4;
+// Groups of four warps: 4 of 128 registers a thread, or, where a table leaves the shared memory for it, 5 of 96.
+constexpr i32 kSmallGroups = !kTable && kSharedLimit > 128 << 10 ? 5 : 4;
 
 // The weights of a warp: up to kStages stages asked for, the oldest one multiplied.
 template <i32 kWarps, i32 kBefore> struct Stream {   // warps of a block; bytes of shared memory that others take
