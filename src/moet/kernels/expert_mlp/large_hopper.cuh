@@ -13,7 +13,7 @@
 namespace hopper {
 constexpr i32 kMostPairs = kFormat == kFp8 ? 64 : 128;   // FP8 keeps two sums
 constexpr i32 kSums = kMostPairs / 2;                    // of a thread and strip
-constexpr i32 kStrips = 4, kConsumerThreads = 128 * kStrips;   // a warpgroup for each strip
+constexpr i32 kStrips = 4, kConsumerThreads = 64 * kStrips;   // a warpgroup for two strips
 constexpr i32 kTileBytes = kMostPairs * 128, kStageBytes = (kTileBytes + kStrips * 2 * kBlockBytes + 1023) / 1024 * 1024;
 constexpr i32 kRingBytes = 222 << 10;   // of 227 KiB; cuda.py asks for them, and 1 KiB to align
 constexpr i32 kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
@@ -142,65 +142,74 @@ DEVICE u8* await_stage(Ring& ring, u8* stages, const Cursor& at) {
   return stages + at.stage * kStageBytes;
 }
 
-// sum[4 j + 2 i + q]: the thread's row i, pair 8 j + 2 t + q. Codes of the next chunk are fetched while the product is under way; three other warpgroups decode meanwhile.
-template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[kSums]) {
-  const i32 weights = kTileBytes + thread_id() / 128 * 2 * kBlockBytes;
+// sum[strip][4 j + 2 i + q]: the thread's row i, pair 8 j + 2 t + q. One strip is decoded while the other one's product is under way.
+template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[2][kSums]) {
+  const i32 weights = kTileBytes + thread_id() / 128 * 4 * kBlockBytes;
   const Constants constant = ring.constant[thread_id() & 1];
+  u32 a[2][16];
+  i32 before = 0;
 #pragma unroll
-  for (i32 i = 0; i < kSums; ++i) sum[i] = 0.0f;
-  u8* stage = await_stage(ring, stages, at);
-  Coded coded;
-  load_coded<kDown>(coded, stage + weights);
+  for (i32 i = 0; i < kSums; ++i) sum[0][i] = sum[1][i] = 0.0f;
   for (i32 c = 0; c < chunks; ++c) {
-    u32 a[16];
-    decode_coded(coded, constant, a);
-    multiply_tile<4>(sum, a, tile_descriptor(stage), units, true);
-    const i32 here = at.stage;
-    advance(at);
-    if (c + 1 < chunks) {
-      stage = await_stage(ring, stages, at);
-      if (kBits < 16) load_coded<kDown>(coded, stage + weights);
+    u8* stage = await_stage(ring, stages, at);
+    Coded coded[2];
+#pragma unroll
+    for (i32 strip = 0; strip < 2; ++strip)
+      if (kBits < 16) load_coded<kDown>(coded[strip], stage + weights + strip * 2 * kBlockBytes);
+#pragma unroll
+    for (i32 strip = 0; strip < 2; ++strip) {
+      if (kBits == 16) load_coded<kDown>(coded[strip], stage + weights + strip * 2 * kBlockBytes);   // BF16's codes are the fragments: registers of the last product
+      decode_coded(coded[strip], constant, a[strip]);
+      multiply_tile<4>(sum[strip], a[strip], tile_descriptor(stage), units, true);
+      products_wait<1>();   // the other strip's: its registers are free
+      if (strip == 0 && c) release(ring, before);
     }
-    products_wait<0>();
-    release(ring, here);
-    if (kBits == 16 && c + 1 < chunks) load_coded<kDown>(coded, stage + weights);   // BF16's codes are the fragments: registers of the product until now
+    before = at.stage;
+    advance(at);
   }
-  settle(sum);
+  products_wait<0>();
+  settle(sum[0]);
+  settle(sum[1]);
+  release(ring, before);
 }
 
 // The same for scales of 32 x 32 granules: products go on in `part` for as long as both granules' scales are what they were.
-template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[kSums]) {
+template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[2][kSums]) {
   const i32 group = thread_id() / 128, half = thread_id() % 128 / 64;
   const Constants constant = ring.constant[thread_id() & 1];
-  float part[kSums], scale[2] = {};
+  float part[2][kSums], scale[2][2] = {};
 #pragma unroll
-  for (i32 i = 0; i < kSums; ++i) sum[i] = part[i] = 0.0f;
-  const auto add_part = [&] {
+  for (i32 i = 0; i < kSums; ++i) sum[0][i] = sum[1][i] = part[0][i] = part[1][i] = 0.0f;
+  const auto add_part = [&](i32 strip) {
     products_wait<0>();
-    settle(part);
+    settle(part[strip]);
 #pragma unroll
-    for (i32 i = 0; i < kSums; ++i) sum[i] = fused_multiply_add(part[i], scale[kDown ? half : i >> 1 & 1], sum[i]);
+    for (i32 i = 0; i < kSums; ++i) sum[strip][i] = fused_multiply_add(part[strip][i], scale[strip][kDown ? half : i >> 1 & 1], sum[strip][i]);
   };
   for (i32 c = 0; c < chunks; ++c, advance(at)) {
-    u32 a[16];
     u8* stage = await_stage(ring, stages, at);
-    const u8* weights = stage + kTileBytes + group * 2 * kBlockBytes;
-    Coded coded;
-    load_coded<kDown>(coded, weights);
-    decode_coded(coded, constant, a);
     const TileDescriptor tile = tile_descriptor(stage);
 #pragma unroll
-    for (i32 b = 0; b < 2; ++b) {
-      const float low = load_float(weights + b * kBlockBytes + kCodeBytes), high = load_float(weights + b * kBlockBytes + kCodeBytes + 4);
-      const bool goes_on = (c || b) && low == scale[0] && high == scale[1];
-      if ((c || b) && !goes_on) add_part();
-      scale[0] = low, scale[1] = high;
-      multiply_tile<2>(part, a + 8 * b, tile + 2 * b * kDescriptorStep, units, goes_on);
+    for (i32 strip = 0; strip < 2; ++strip) {
+      const u8* weights = stage + kTileBytes + (2 * group + strip) * 2 * kBlockBytes;
+      u32 a[16];
+      Coded coded;
+      load_coded<kDown>(coded, weights);
+      decode_coded(coded, constant, a);
+#pragma unroll
+      for (i32 b = 0; b < 2; ++b) {
+        const float low = load_float(weights + b * kBlockBytes + kCodeBytes), high = load_float(weights + b * kBlockBytes + kCodeBytes + 4);
+        const bool goes_on = (c || b) && low == scale[strip][0] && high == scale[strip][1];
+        if ((c || b) && !goes_on) add_part(strip);
+        scale[strip][0] = low, scale[strip][1] = high;
+        multiply_tile<2>(part[strip], a + 8 * b, tile + 2 * b * kDescriptorStep, units, goes_on);
+      }
+      products_wait<0>();
     }
-    products_wait<0>();
     release(ring, at.stage);
   }
-  add_part();
+  add_part(0);
+  add_part(1);
 }
 
 // What stands before the sum of row i: FP8's scale of the row, and the matrix's own.
@@ -250,22 +259,26 @@ DEVICE void store_gate_up(const MlpArgs& args, const Panel& panel, const u8* row
   }
 }
 
-// A warpgroup's strip of a panel.
+// A warpgroup's two strips of a panel.
 template <bool kDown> DEVICE void consume(const MlpArgs& args, Ring& ring, u8* stages, Cursor& at, const Panel& panel) {
-  float sum[kSums];
-  const i32 units = uniform((panel.count + 15) / 16), number = panel.strip + thread_id() / 128;
+  float sum[2][kSums];
+  const i32 units = uniform((panel.count + 15) / 16);
   if constexpr (kFormat == kFp8) multiply_panel_granules<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
   else multiply_panel<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
   const u8* row = row_of(args, args.layer.plan->steps[panel.step]);
-  if constexpr (kDown) store_down(args, panel, row, number, sum);
-  else store_gate_up(args, panel, row, number, sum);
+#pragma unroll
+  for (i32 i = 0; i < 2; ++i) {
+    const i32 number = panel.strip + 2 * (thread_id() / 128) + i;
+    if constexpr (kDown) store_down(args, panel, row, number, sum[i]);
+    else store_gate_up(args, panel, row, number, sum[i]);
+  }
 }
 
 // The answers of an expert whose row is lost.
 DEVICE void store_zeros(const MlpArgs& args, const Panel& panel) {
   const i32 column = 64 * panel.strip + 2 * (thread_id() % 128);   // 128 threads, 4 strips
   if (column >= args.hidden) return;
-  for (i32 pair = thread_id() / 128; pair < panel.count; pair += kStrips)
+  for (i32 pair = thread_id() / 128; pair < panel.count; pair += kConsumerThreads / 128)
     *reinterpret_cast<u32*>(args.y + static_cast<i64>(args.layer.plan->pairs[panel.position + pair]) * args.hidden + column) = 0;
 }
 
@@ -280,10 +293,10 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
   }
   sync_block();
   if (thread_id() >= kConsumerThreads) {
-    fewer_registers<32>();
+    fewer_registers<40>();
     return produce<kDown>(args, ring, stages);
   }
-  more_registers<112>();
+  more_registers<232>();
   Cursor at = {0, 0};
   for (i32 number = 0;; ++number) {
     const i32 slot = number % kPanels;
@@ -299,14 +312,14 @@ template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
 
 }  // namespace hopper
 
-KERNEL_ALONE(gate_up_large, MlpArgs, args, 640) {
+KERNEL_ALONE(gate_up_large, MlpArgs, args, 384) {
   DYNAMIC_SHARED(memory);
   if (args.wave >= args.layer.plan->waves) return;
   fetch_first(args);
   hopper::run<false>(args, memory);
 }
 
-KERNEL_ALONE(down_large, MlpArgs, args, 640) {
+KERNEL_ALONE(down_large, MlpArgs, args, 384) {
   DYNAMIC_SHARED(memory);
   if (args.wave >= args.layer.plan->waves) return;
   hopper::run<true>(args, memory);

@@ -162,5 +162,5 @@ class LargeKernel:
 
 
 MMA = LargeKernel("large", 128, 2, 4, 0, "arrange")
-HOPPER = LargeKernel("large", 640, 1, 4, 223 << 10, "arrange")   # kRingBytes of large_hopper.cuh, and what aligns them
+HOPPER = LargeKernel("large", 384, 1, 4, 223 << 10, "arrange")   # kRingBytes of large_hopper.cuh, and what aligns them
 SCALED = LargeKernel("scaled", 128, 2, 4, 0, "quantize_x")
