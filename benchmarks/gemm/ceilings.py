@@ -12,7 +12,8 @@ from gemm.bounds import Ceilings
 from moet.kernels.gpu.module import CudaModule, Module
 
 BYTES, SIDE, SAMPLES = 4 << 30, 8192, 12
-READ_THREADS, READ_BLOCKS = 512, 4   # blocks of a multiprocessor
+READERS = ((256, 2), (256, 4), (256, 8), (512, 1), (512, 2), (512, 4), (1024, 1), (1024, 2))
+"""Threads of a block and blocks of a multiprocessor that are tried; the fastest is what memory gives."""
 SOURCE = str(Path(__file__).with_name("read.cuh").resolve())
 
 
@@ -20,9 +21,9 @@ class ReadArgs(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("vectors", c_int64), ("never", c_void_p)]
 
 
-def read(module: Module, data: torch.Tensor, never: torch.Tensor, blocks: int, stream: int = 0) -> None:
+def read(module: Module, data: torch.Tensor, never: torch.Tensor, threads: int, blocks: int, stream: int = 0) -> None:
     """Queues a read of all of `data`, uint8 [multiple of 16]. never: int32 [1], see read.cuh."""
-    module.launch("read_bytes", blocks, READ_THREADS, ReadArgs(data.data_ptr(), data.numel() // 16, never.data_ptr()), stream=stream)
+    module.launch("read_bytes", blocks, threads, ReadArgs(data.data_ptr(), data.numel() // 16, never.data_ptr()), stream=stream)
 
 
 def _seconds(work: Callable[[], object], samples: int = SAMPLES) -> tuple[float, list[float]]:
@@ -38,14 +39,14 @@ def _seconds(work: Callable[[], object], samples: int = SAMPLES) -> tuple[float,
 
 
 def _memory(device: torch.device) -> tuple[float, list[float], float, list[float]]:
-    """Seconds to read BYTES, and to copy half of them."""
+    """Seconds to read BYTES, and to copy half of them: medians of the fastest reader and of the copy, with their samples."""
     data = torch.empty(BYTES, dtype=torch.uint8, device=device)
     data.view(torch.int64).random_(-(1 << 63), (1 << 63) - 1)
     never, half = torch.zeros(1, dtype=torch.int32, device=device), BYTES // 2
-    module = CudaModule([SOURCE], {}, device.index or 0)
-    blocks = READ_BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
-    reading = _seconds(lambda: read(module, data, never, blocks, torch.cuda.current_stream(device).cuda_stream))
-    return *reading, *_seconds(lambda: data[half:].copy_(data[:half]))
+    module, stream = CudaModule([SOURCE], {}, device.index or 0), torch.cuda.current_stream(device).cuda_stream
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    readers = [_seconds(lambda t=threads, b=blocks: read(module, data, never, t, b * count, stream)) for threads, blocks in READERS]
+    return *min(readers), *_seconds(lambda: data[half:].copy_(data[:half]))
 
 
 def measure(device: torch.device) -> tuple[Ceilings, dict[str, object]]:

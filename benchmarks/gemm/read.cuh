@@ -10,14 +10,18 @@ struct ReadArgs {
 
 constexpr i32 kReadAhead = 8;
 
-KERNEL(read_bytes, ReadArgs, args, 512) {
+// A block reads whole pieces, kReadAhead vectors a thread, one behind the other in memory; blocks take them in turn.
+KERNEL(read_bytes, ReadArgs, args, 1024) {
   const Vec4* data = reinterpret_cast<const Vec4*>(args.data);
-  const i64 step = static_cast<i64>(block_count()) * thread_count();
+  const i64 piece = static_cast<i64>(kReadAhead) * thread_count();
   u32 mixed = 1;
-  for (i64 i = static_cast<i64>(block_id()) * thread_count() + thread_id(); i < args.vectors; i += kReadAhead * step) {
+  for (i64 at = block_id() * piece; at < args.vectors; at += block_count() * piece) {
     Vec4 v[kReadAhead];
 #pragma unroll
-    for (i32 k = 0; k < kReadAhead; ++k) v[k] = i + k * step < args.vectors ? data[i + k * step] : Vec4{0, 0, 0, 0};
+    for (i32 k = 0; k < kReadAhead; ++k) {
+      const i64 i = at + k * thread_count() + thread_id();
+      v[k] = i < args.vectors ? data[i] : Vec4{0, 0, 0, 0};
+    }
 #pragma unroll
     for (i32 k = 0; k < kReadAhead; ++k) mixed += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
   }

@@ -39,10 +39,14 @@ def run_all(call: Call, copies: int, inputs: Inputs) -> None:
 
 
 def warm_up(column: Column, batches: list[Inputs]) -> None:
-    """First calls, which compile, of all batches side by side."""
+    """First calls of all batches; side by side where they compile. Others stay in this thread, whose CUDA context launches through the driver need."""
     first = lambda b: column(0, b.x[0], b.weights[0], b.ids[0])
-    with ThreadPoolExecutor(len(batches) if column.compiles else 1) as pool:
-        list(pool.map(first, batches))
+    if column.compiles:
+        with ThreadPoolExecutor(len(batches)) as pool:
+            list(pool.map(first, batches))
+    else:
+        for batch in batches:
+            first(batch)
     if batches[0].x.is_cuda:
         torch.cuda.synchronize()
 

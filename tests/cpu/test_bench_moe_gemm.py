@@ -351,8 +351,8 @@ def test_our_column_gives_what_its_rows_say(format):
 def test_the_kernel_that_reads_sees_every_byte(at):
     module = EmulatedModule([ceilings.SOURCE], {})
     data, never = torch.zeros(16 * 5000, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)
-    ceilings.read(module, data, never, 2)
+    ceilings.read(module, data, never, 64, 2)
     assert never.item() == 0
     data[at : at + 4] = 255   # a thread's words then add up to 2^32 - 1
-    ceilings.read(module, data, never, 2)
+    ceilings.read(module, data, never, 64, 2)
     assert never.item() == 1

@@ -58,7 +58,7 @@ def experts_of(shape: Shape, format: str, configs: dict, tensors: dict[str, dict
         w2_scale=second.get("weight_scale"), w1_gscale=first.get("weight_scale_2"), w2_gscale=second.get("weight_scale_2"), humming_configs=configs,
     )  # fmt: skip
     experts = Experts(moe_config=moe, quant_config=quant)
-    pairs = [t * shape.top_k for t in tokens]
+    pairs = [1, *(t * shape.top_k for t in tokens)]   # the launcher looks at the row of 1 as well
     for name in ("w13", "w2"):   # the first call would compile all 30 kernels of a table
         used = [row for row in getattr(experts, f"{name}_tuning_config") if any(row[0] < n <= row[1] for n in pairs)]
         setattr(experts, f"{name}_tuning_config", used)
