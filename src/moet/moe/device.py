@@ -259,7 +259,8 @@ class DeviceRuntime:
         """bf16 [tokens, hidden]: for each token the sum over its places, in order, of weight * expert(x).
 
         x bf16 [tokens, hidden]; topk_weights float32, topk_ids int32 [tokens, k], no expert's number for a place that routes nowhere; kv_slots int64 [tokens], negative for a row that is
-        no token (it gives zeros), or None. scan: rows of a prefill, which leave the decode working set as it is; not capturable. All contiguous, on the device.
+        no token (it gives zeros), or None. An expert may stand twice in a token's ids and counts twice. A token with a value that is not finite gives one that is not finite, and changes no
+        other. scan: rows of a prefill, which leave the decode working set as it is; not capturable. All contiguous, on the device.
         Raises ConfigError for a wrong shape or dtype, StoreError if the store is closed.
         """
         here, tokens = self._layers[layer], len(x)
