@@ -34,8 +34,8 @@ def biases_of(g: RowGeometry, rows: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _numbers(g: RowGeometry, rows: torch.Tensor, generator: torch.Generator) -> None:
-    """What random bytes are not fit for: scales, codes that may be no NaN, biases, the multipliers."""
-    for blocks in blocks_of(g, rows):
+    """What random bytes are not fit for: scales, codes that may be no NaN, biases, the multipliers. along: the dimension in which a row's blocks follow each other."""
+    for along, blocks in zip((2, 1), blocks_of(g, rows), strict=True):
         codes, scales = blocks[..., : g.block_code_bytes], blocks[..., g.block_code_bytes :]
         if g.format in SCALES:
             low, span = SCALES[g.format]
@@ -45,6 +45,8 @@ def _numbers(g: RowGeometry, rows: torch.Tensor, generator: torch.Generator) -> 
             codes &= 0xBF
             count = 2 if g.format == "fp8" else 64
             values = torch.rand((*blocks.shape[:-1], count), device=rows.device, generator=generator) + 0.5
+            if g.format == "fp8_row":   # a scale of a row: the same in all of its blocks
+                values = values.narrow(along, 0, 1)
             scales.zero_()
             scales.view(torch.float32)[..., :count] = FLOAT_SCALE * values
         else:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from layout_cases import random_expert
 
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, SMALL, size_of
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, size_of
 from moet.layout import RowGeometry, pack_row
 from moet.layout.planes import PROJECTIONS
 from moet.models import Activation
@@ -21,7 +21,7 @@ STRAY = (-1, -7, -(1 << 31), (1 << 31) - 1, 1 << 20)
 
 def computed_with_planes(format: str, pairs: int, experts: int, scan: bool) -> bool:
     """Whether the GEMMs that a call gets round activations to two int8 planes; else they are bf16."""
-    return format in INTEGER_FORMATS and size_of(pairs, experts, scan) in SMALL
+    return format in INTEGER_FORMATS and size_of(pairs, experts, scan) != "large"
 
 
 @dataclass(frozen=True)
