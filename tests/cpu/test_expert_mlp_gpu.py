@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, SMALL, ExpertKernels, SmallKernel
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, ExpertKernels, SmallKernel
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import FORMATS, RowGeometry, pack_row
 from moet.models import Activation
@@ -99,7 +99,7 @@ class Bench:
         """Within what the roundings of the size's kernels allow. rows: only these."""
         rows = np.arange(len(x)) if rows is None else rows
         values = torch.from_numpy(from_bf16(x)[rows])
-        planes = size in SMALL and self.geometry.format in INTEGER_FORMATS
+        planes = size == "small" and self.geometry.format in INTEGER_FORMATS
         experts = {e: dequantized.decode(self.geometry, torch.from_numpy(row)).part(self.geometry, self.rank, self.world) for e, row in enumerate(self.rows)}
         expected = dequantized.layer(experts, values, torch.from_numpy(weights[rows]), torch.from_numpy(ids[rows]), self.activation, planes)
         dequantized.check(torch.from_numpy(from_bf16(out)[rows]), expected, (self.geometry, size))
@@ -110,7 +110,7 @@ def routing(rng: np.random.Generator, tokens: int, top_k: int, experts: int) -> 
     return rng.uniform(0.1, 1, (tokens, top_k)).astype(np.float32), ids
 
 
-CASES = [(f, size) for f in FORMATS for size in ("small", "medium", "large")]
+CASES = [(f, size) for f in FORMATS for size in ("small", "large")]
 
 
 @pytest.mark.parametrize(("format", "size"), CASES)
@@ -123,25 +123,24 @@ def test_formats(format, size):
     bench.check(x, weights, ids, bench.run(x, weights, ids, size), size)
 
 
-@pytest.mark.parametrize("size", ["small", "medium"])
-def test_tcq2_without_a_table(size):
+def test_tcq2_without_a_table():
     """GPUs with 100 KiB of shared memory decode with byte permutes; the bits are the same."""
     rng = np.random.default_rng(14)
     x, (weights, ids) = to_bf16(rng.standard_normal((9, 160))), routing(rng, 9, 2, 4)
-    found = [Bench(RowGeometry("tcq2", 160, 96, False), Activation(), 4, 15, arch=arch).run(x, weights, ids, size) for arch in (90, 120, 86, 80)]
+    found = [Bench(RowGeometry("tcq2", 160, 96, False), Activation(), 4, 15, arch=arch).run(x, weights, ids, "small") for arch in (90, 120, 86, 80)]
     assert (found[0] == found[1]).all()
 
 
-def test_small_and_medium_have_the_same_bits():
+def test_places_are_added_up_in_the_launch_or_in_one_of_their_own():
     rng = np.random.default_rng(16)
     for format in FORMATS:
         bench = Bench(RowGeometry(format, 192, 96, False), Activation(), 3, 17)
         x, (weights, ids) = to_bf16(rng.standard_normal((21, 192))), routing(rng, 21, 2, 3)
-        found = [bench.run(x, weights, ids, size, combines=combines) for size in ("small", "medium") for combines in (True, False)]
+        found = [bench.run(x, weights, ids, "small", combines=combines) for combines in (True, False)]
         assert all((f == found[0]).all() for f in found[1:]), format
 
 
-@pytest.mark.parametrize("size", ["small", "medium", "large"])
+@pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("activation", [Activation(limit=1.5), Activation("swiglu_oai", 7.0)])
 def test_activations_biases_and_odd_sizes(size, activation):
     rng = np.random.default_rng(3)
@@ -168,11 +167,11 @@ def test_one_expert_for_all_and_many_tokens():
     x = to_bf16(rng.standard_normal((150, 64)))
     weights = rng.uniform(0.1, 1, (150, 1)).astype(np.float32)
     ids = np.full((150, 1), 2, np.int32)
-    for size in ("small", "medium", "large"):
+    for size in ("small", "large"):
         bench.check(x, weights, ids, bench.run(x, weights, ids, size), size)
 
 
-@pytest.mark.parametrize("size", ["small", "medium", "large"])
+@pytest.mark.parametrize("size", ["small", "large"])
 def test_a_row_does_not_depend_on_its_batch(size):
     rng = np.random.default_rng(10)
     bench = Bench(RowGeometry("tcq2", 128, 64, False), Activation(), 4, 11)
@@ -204,10 +203,9 @@ def test_rows_that_are_no_tokens_give_zeros():
 @pytest.mark.parametrize("arch", [80, 86, 90, 120])
 @pytest.mark.parametrize("format", FORMATS)
 def test_shared_memory_is_what_the_kernels_lay_out(format, arch):
-    code = '// \nextern "C" int asked(int medium) { return medium ? Kernel<kMediumTiles>::kSharedBytes : Kernel<1>::kSharedBytes; }'
+    code = '// \nextern "C" int asked() { return Kernel::kSharedBytes; }'
     module = EmulatedModule([*SOURCES[:1], code], {"FORMAT": list(FORMATS).index(format), "MOET_ARCH": arch})
-    for size in SMALL:
-        assert SmallKernel.of(size, format, arch).shared_bytes == module.library.asked(size == "medium")
+    assert SmallKernel(format, arch).shared_bytes == module.library.asked()
 
 
 @pytest.mark.parametrize("arch", [80, 89, 90, 120])
@@ -220,7 +218,7 @@ def test_long_sums_on_every_architecture(format, arch):
     for hidden, inter in ((1056, 48), (64, 1504)):
         bench = Bench(RowGeometry(format, hidden, inter, True), Activation(limit=7.0), 2, 19, arch=arch)
         x = to_bf16(rng.standard_normal((5, hidden)))
-        for size in ("small", "medium", "large") if arch in (80, 90) else ("small", "medium"):
+        for size in ("small", "large")[: 2 if arch in (80, 90) else 1]:
             bench.check(x, weights, ids, bench.run(x, weights, ids, size), size)
 
 
@@ -230,15 +228,13 @@ def test_bits_do_not_depend_on_who_runs_when(format):
     rng = np.random.default_rng(20)
     bench = Bench(RowGeometry(format, 192, 96, False), Activation(), 4, 21)
     x, (weights, ids) = to_bf16(rng.standard_normal((9, 192))), routing(rng, 9, 2, 4)
-    for size in ("small", "medium"):
-        expected = bench.run(x, weights, ids, size)
-        for seed, blocks in ((1, 1), (2, 2), (3, 5), (4, 16), (5, 3)):
-            bench.module.seed = seed
-            assert (bench.run(x, weights, ids, size, blocks=blocks) == expected).all(), (size, seed, blocks)
-        bench.module.seed = 0
+    expected = bench.run(x, weights, ids, "small")
+    for seed, blocks in ((1, 1), (2, 2), (3, 5), (4, 16), (5, 3)):
+        bench.module.seed = seed
+        assert (bench.run(x, weights, ids, "small", blocks=blocks) == expected).all(), (seed, blocks)
 
 
-@pytest.mark.parametrize("size", ["small", "medium", "large"])
+@pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("format", ["tcq2", "mxfp4", "nvfp4", "fp8_row", "bf16"])
 def test_a_token_that_is_not_finite_spoils_only_itself(format, size):
     """NaN and infinity in a token, in the place beside another token of the same expert; a token of zeros; one whose blocks differ by 2^60."""
@@ -255,7 +251,7 @@ def test_a_token_that_is_not_finite_spoils_only_itself(format, size):
     assert np.isnan(from_bf16(found[1])).all() and not np.isfinite(from_bf16(found[3])).any()
 
 
-@pytest.mark.parametrize("size", ["small", "medium", "large"])
+@pytest.mark.parametrize("size", ["small", "large"])
 def test_an_expert_twice_in_a_token_counts_twice(size):
     rng = np.random.default_rng(24)
     bench = Bench(RowGeometry("tcq2", 64, 64, False), Activation(), 3, 25)

@@ -17,17 +17,15 @@ TABLE_BYTES = 128 << 10
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: whoever finishes a strip then has at most two rounds of loads to do."""
-MEDIUM, LARGE = 2, 8
-"""Pairs an expert, on average, from which on mlp_medium and the large kernels are the faster ones."""
+LARGE = 12
+"""Pairs an expert, on average, from which on the large kernels are the faster ones."""
 SPARED = 4
 """Multiprocessors that a large GEMM leaves to the copies beside it."""
 
 
 def size_of(pairs: int, experts: int, scan: bool) -> str:
-    """"small", "medium" or "large", by the (token, place) pairs of a batch. A decoding step is never large: its graph holds the launches that may fetch."""
-    if scan and pairs >= LARGE * experts:
-        return "large"
-    return "medium" if pairs >= MEDIUM * experts else "small"
+    """"small" or "large", by the (token, place) pairs of a batch. A decoding step is never large: its graph holds the launches that may fetch."""
+    return "large" if scan and pairs >= LARGE * experts else "small"
 
 
 def largest_small(experts: int, top_k: int) -> int:
@@ -37,20 +35,15 @@ def largest_small(experts: int, top_k: int) -> int:
 
 @dataclass(frozen=True)
 class SmallKernel:
-    """mlp_small or mlp_medium of small.cuh for a row format. groups: of four warps; tiles: of 8 columns of activations. arch: compute capability, 90 for 9.0."""
+    """mlp_small of small.cuh for a row format. arch: compute capability, 90 for 9.0."""
 
-    name: str
-    groups: int
-    tiles: int
     format: str
     arch: int
 
-    @classmethod
-    def of(cls, size: str, format: str, arch: int) -> "SmallKernel":
-        if size == "medium":
-            return cls("mlp_medium", 2, 4 if format in INTEGER_FORMATS else 2, format, arch)
-        many = format in INTEGER_FORMATS and not _has_table(format, arch) and _shared_limit(arch) > 128 << 10
-        return cls("mlp_small", 5 if many else 4, 1, format, arch)
+    @property
+    def groups(self) -> int:
+        """Of four warps, kSmallGroups."""
+        return 5 if self.format in INTEGER_FORMATS and not _has_table(self.format, self.arch) and _shared_limit(self.arch) > 128 << 10 else 4
 
     @property
     def threads(self) -> int:
@@ -58,10 +51,9 @@ class SmallKernel:
 
     @property
     def shared_bytes(self) -> int:
-        """Kernel<tiles>::kSharedBytes of small.cuh: a table, the groups' items and sums, the stages of the warps' weights."""
+        """Kernel::kSharedBytes of small.cuh: a table, the groups' items and sums, the stages of the warps' weights."""
         integer = self.format in INTEGER_FORMATS
-        group = 160 + 4 * 64 * 4 * (self.tiles * (4 if integer else 8) + 1)
-        before = TABLE_BYTES * _has_table(self.format, self.arch) + self.groups * group
+        before = TABLE_BYTES * _has_table(self.format, self.arch) + self.groups * (160 + 4 * 64 * 4 * (5 if integer else 9))
         if not integer:
             return before
         warps, stage = 4 * self.groups, STAGE_BYTES[self.format] + 8
@@ -78,9 +70,6 @@ def _shared_limit(arch: int) -> int:
     return {80: 163, 90: 227, 100: 227}.get(arch, 99) << 10
 
 
-SMALL = ("small", "medium")
-
-
 @dataclass(frozen=True)
 class ExpertKernels:
     """Queues the launches of layers of one row format. pager: the module of PAGER_SOURCES; arch: compute capability, 90 for 9.0."""
@@ -95,7 +84,7 @@ class ExpertKernels:
 
     def begin(self, args: MlpArgs, size: str, stream: int) -> None:
         """The plan, and what the GEMMs of `size` read of x."""
-        if size in SMALL and self.format in INTEGER_FORMATS:
+        if size == "small" and self.format in INTEGER_FORMATS:
             self.pager.launch("begin", 1 + args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
         else:
             self.pager.launch("resolve", 1, RESOLVE_THREADS, args.layer, stream=stream)
@@ -111,23 +100,24 @@ class ExpertKernels:
         """The second half of `begin`, where the plan comes from elsewhere."""
         if size == "large":
             self._prepare(args, stream)
-        if size in SMALL and self.format in INTEGER_FORMATS:
+        if size == "small" and self.format in INTEGER_FORMATS:
             self.pager.launch("quantize", args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
 
     def gemms(self, args: MlpArgs, size: str, waves: int, stream: int, early: bool = False) -> None:
         """`waves` waves from args.wave on, and the sum over places if the last of them is the plan's last (`combines`). early: right behind `begin` or `quantize`."""
         for wave in range(args.wave, args.wave + waves):
             args.wave = wave
-            if size in SMALL:
-                self._small(SmallKernel.of(size, self.format, self.arch), args, stream, early)
+            if size == "small":
+                self._small(args, stream, early)
                 early = False
             else:
                 self._large(args, stream)
 
-    def _small(self, kernel: SmallKernel, args: MlpArgs, stream: int, early: bool) -> None:
+    def _small(self, args: MlpArgs, stream: int, early: bool) -> None:
+        kernel = SmallKernel(self.format, self.arch)
         pairs, strips = args.layer.tokens * args.layer.top_k, -(-args.hidden // 64)
         blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // kernel.groups) + args.fetchers)
-        self.module.launch(kernel.name, blocks, kernel.threads, args, kernel.shared_bytes, stream, early)
+        self.module.launch("mlp_small", blocks, kernel.threads, args, kernel.shared_bytes, stream, early)
 
     def _large(self, args: MlpArgs, stream: int) -> None:
         pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))

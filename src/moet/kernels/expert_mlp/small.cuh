@@ -15,9 +15,8 @@
 
 constexpr i32 kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 
-template <i32 kN> struct Group {                  // in shared memory
-  static constexpr i32 kPairs = kN * kTilePairs, kPitch = kN * kSumColumns + 1;   // odd: lanes at one column hit 32 banks
-  static constexpr i32 kCount = kN == 1 ? kSmallGroups : 2;  // groups of a block: 128 registers a thread for one tile of activations, 255 for four
+constexpr i32 kPairs = kTiles * kTilePairs, kPitch = kTiles * kSumColumns + 1;   // of an item; odd: lanes at one pair hit 32 banks
+struct Group {                                    // in shared memory
   Item item[4];                                   // the one that is computed, the next one, and the one that is being looked for, in turn
   i32 readable, last, reserved[2];
   float sums[kGroupWarps][64 * kPitch];
@@ -30,13 +29,13 @@ struct Reader {
   i32 left;                                       // blocks from there to the end of the strip
 };
 
-template <i32 kN> struct Kernel {
-  static constexpr i32 kGroupsAt = kTableBytes, kStreamAt = kGroupsAt + Group<kN>::kCount * static_cast<i32>(sizeof(Group<kN>));
-  using Weights = Stream<Group<kN>::kCount * kGroupWarps, kStreamAt>;
+struct Kernel {
+  static constexpr i32 kGroupsAt = kTableBytes, kStreamAt = kGroupsAt + kSmallGroups * static_cast<i32>(sizeof(Group));
+  using Weights = Stream<kSmallGroups * kGroupWarps, kStreamAt>;
   static constexpr i32 kSharedBytes = kStreamAt + Weights::kBytes;
 
   const MlpArgs& args;
-  Group<kN>& shared;
+  Group& shared;
   const i32 group, thread, warp, lane, g, t;      // thread, warp: of the group
   Weights weights;
   Reader reader;
@@ -56,29 +55,16 @@ template <i32 kN> struct Kernel {
     return !row_failed(plan, item.step);
   }
 
-  DEVICE_MEMBER void store_sums(const float (&sum)[2][2][kN][kValues]) {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half)
-#pragma unroll
-      for (i32 i = 0; i < 2; ++i)
-#pragma unroll
-        for (i32 n = 0; n < kN; ++n)
-#pragma unroll
-          for (i32 q = 0; q < kValues; ++q) {
-            constexpr i32 kOfRow = kValues / 2;
-            shared.sums[warp][(32 * half + 4 * g + 2 * i + q / kOfRow) * Group<kN>::kPitch + sum_column(n, t, q)] = sum[half][i][n][q];
-          }
-  }
   DEVICE_MEMBER float total(i32 row, i32 pair) {
     float v = 0.0f;
 #pragma unroll
-    for (i32 w = 0; w < kGroupWarps; ++w) v = add(v, sum_of_pair(shared.sums[w] + row * Group<kN>::kPitch, pair));
+    for (i32 w = 0; w < kGroupWarps; ++w) v = add(v, shared.sums[w][row * kPitch + pair]);
     return multiply(v, kAfter);
   }
 
   // What the end of an item needs from memory: loaded before the products, which take longer than it. A warp takes pairs of gate and up, lanes the tile's values; of
   // down it takes halves of pairs, lanes 32 of the strip's columns.
-  static constexpr i32 kOwn = (Group<kN>::kPairs + kGroupWarps - 1) / kGroupWarps, kOwnHalves = (2 * Group<kN>::kPairs + kGroupWarps - 1) / kGroupWarps;
+  static constexpr i32 kOwn = (kPairs + kGroupWarps - 1) / kGroupWarps, kOwnHalves = (2 * kPairs + kGroupWarps - 1) / kGroupWarps;
   struct End {
     float first, second, bias[2];   // multipliers; of gate and up, or of both halves
     i32 pair[kOwnHalves];
@@ -136,7 +122,7 @@ template <i32 kN> struct Kernel {
     for (i32 i = thread; i < args.layer.tokens * groups; i += kGroupThreads) combine_columns(args, i / groups, 8 * item.strip + i % groups);
   }
 
-  DEVICE_MEMBER bool items_are_few() { return args.layer.tokens * args.layer.top_k * args.tiles < 2 * Group<kN>::kCount * block_count(); }
+  DEVICE_MEMBER bool items_are_few() { return args.layer.tokens * args.layer.top_k * args.tiles < 2 * kSmallGroups * block_count(); }
   DEVICE_MEMBER void open_reader(const Item& item) {
     const Strip strip = strip_of(item);
     reader = {strip.at + static_cast<i64>(kStageBlocks * warp) * strip.stride, static_cast<u32>(strip.stride), strip.blocks - kStageBlocks * warp};
@@ -158,6 +144,37 @@ template <i32 kN> struct Kernel {
     for (i32 i = 0; i < Weights::kStages; ++i) ask(next, ahead);
   }
 
+  // All chunks of an item for this warp, with kN tiles of activations; the sums are in shared memory then.
+  template <i32 kN> DEVICE_MEMBER void multiply_item(const Item& item, const Item& next, bool& ahead) {
+    const i32 chunks = item.kind == kGateUp ? hidden_padded(args) / 64 : (args.tiles + 1) / 2;
+    Inputs<kN> inputs;
+    inputs.open(args, item.kind == kGateUp, args.layer.plan->pairs, item.position, item.count, g, t);
+    float sum[2][2][kN][kValues] = {};
+    typename Inputs<kN>::Loaded loaded[2];    // of a chunk and of the one behind it: the stage's other one, or the next stage's
+    constexpr i32 kTurn = kStageChunks == 2 ? 1 : 2;   // stages, so that chunks have their places in `loaded`
+    constexpr i32 kNext = kStageChunks * kGroupWarps;  // chunks from a stage of this warp to its next one
+    const auto chunk_of = [&](i32 first, i32 c) { return kStageChunks == 2 ? first + c : first + c * kNext; };
+    const auto load = [&](i32 chunk, i32 c) { inputs.load(loaded[c], chunk < chunks ? chunk : chunks - 1, g, t); };   // no branch: it would wait for the loads
+    for (i32 c = 0; c < 2; ++c) inputs.clear(loaded[c]), load(chunk_of(kStageChunks * warp, c), c);
+    for (i32 first = kStageChunks * warp; first < chunks; first += kTurn * kNext) {
+      u32 stage = 0;
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        const i32 chunk = chunk_of(first, c);
+        if (chunk < chunks) {
+          if (c == 0 || kStageChunks == 1) stage = weights.take();
+          weights.template multiply_chunk<kN>(stage, kStageChunks == 2 ? c : 0, loaded[c], g, t, sum);
+          load(chunk + kTurn * kNext, c);
+          if (c == 1 || kStageChunks == 1 || chunk + 1 == chunks) {
+            weights.give_back();
+            ask(&next, ahead);
+          }
+        }
+      }
+    }
+    store_sums<kN>(shared.sums[warp], kPitch, sum, g, t);
+  }
+
   DEVICE_MEMBER void run(u8* memory) {
     Plan& plan = *args.layer.plan;
     u32* counter = &plan.item[0][args.wave];
@@ -171,7 +188,7 @@ template <i32 kN> struct Kernel {
       for (i32 i = 0; i < 2; ++i) {
         u32 ticket = 0;
         if (lane == 0) ticket = draw_gpu(counter);
-        locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), Group<kN>::kPairs, shared.item[i]);
+        locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), kPairs, shared.item[i]);
       }
     }
     sync();
@@ -200,35 +217,11 @@ template <i32 kN> struct Kernel {
         }
         ahead = false;
         fill_up(&next, ahead);                    // what the item before had no room or no stage for
-        const i32 chunks = item.kind == kGateUp ? hidden_padded(args) / 64 : (args.tiles + 1) / 2;
-        Inputs<kN> inputs;
-        inputs.open(args, item.kind == kGateUp, plan.pairs, item.position, item.count, g, t);
-        float sum[2][2][kN][kValues] = {};
-        typename Inputs<kN>::Loaded loaded[2];    // of a chunk and of the one behind it: the stage's other one, or the next stage's
-        constexpr i32 kTurn = kStageChunks == 2 ? 1 : 2;   // stages, so that chunks have their places in `loaded`
-        constexpr i32 kNext = kStageChunks * kGroupWarps;  // chunks from a stage of this warp to its next one
-        const auto chunk_of = [&](i32 first, i32 c) { return kStageChunks == 2 ? first + c : first + c * kNext; };
-        const auto load = [&](i32 chunk, i32 c) { inputs.load(loaded[c], chunk < chunks ? chunk : chunks - 1, g, t); };   // no branch: it would wait for the loads
-        for (i32 c = 0; c < 2; ++c) inputs.clear(loaded[c]), load(chunk_of(kStageChunks * warp, c), c);
-        for (i32 first = kStageChunks * warp; first < chunks; first += kTurn * kNext) {
-          u32 stage = 0;
-#pragma unroll
-          for (i32 c = 0; c < 2; ++c) {
-            const i32 chunk = chunk_of(first, c);
-            if (chunk < chunks) {
-              if (c == 0 || kStageChunks == 1) stage = weights.take();
-              weights.template multiply_chunk<kN>(stage, kStageChunks == 2 ? c : 0, loaded[c], g, t, sum);
-              load(chunk + kTurn * kNext, c);
-              if (c == 1 || kStageChunks == 1 || chunk + 1 == chunks) {
-                weights.give_back();
-                ask(&next, ahead);
-              }
-            }
-          }
-        }
-        store_sums(sum);
+        // One tile where it suffices: a second one costs a third more.
+        if (kTiles > 1 && item.count <= kTilePairs) multiply_item<1>(item, next, ahead);
+        else multiply_item<kTiles>(item, next, ahead);
       }
-      if (warp == 0) locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), Group<kN>::kPairs, shared.item[(turn + 2) % 4]);
+      if (warp == 0) locate(args, queue, static_cast<i32>(shuffle(ticket, 0)), kPairs, shared.item[(turn + 2) % 4]);
       sync();
       if (item.kind == kGateUp && readable) finish_gate_up(item, end);
       if (item.kind == kDown) finish_down(item, end, !readable);
@@ -249,7 +242,7 @@ DEVICE void clear_outputs(const MlpArgs& a) {
   for (i32 i = block_id() * thread_count() + thread_id(); i < a.layer.tokens * groups; i += block_count() * thread_count()) combine_columns(a, i / groups, i % groups);
 }
 
-template <i32 kN> DEVICE void run_small(const MlpArgs& args) {
+KERNEL(mlp_small, MlpArgs, args, kSmallGroups * kGroupThreads) {
   DYNAMIC_SHARED(memory);   // the table, the groups', the streams'
   const Plan& plan = *args.layer.plan;
   if (kTableBytes) {
@@ -257,14 +250,13 @@ template <i32 kN> DEVICE void run_small(const MlpArgs& args) {
     sync_block();
   }
   wait_for_launch_before();
-  if (args.wave == 0 && plan.waves == 0 && args.combines) return clear_outputs(args);
+  if (args.wave == 0 && plan.waves == 0 && args.combines) {
+    clear_outputs(args);
+    return;
+  }
   if (args.wave >= plan.waves) return;
   fetch_first(args);
   const i32 group = uniform(thread_id() / kGroupThreads), thread = thread_id() % kGroupThreads, lane = thread % 32;
-  auto* groups = reinterpret_cast<Group<kN>*>(memory + Kernel<kN>::kGroupsAt);
-  Kernel<kN>{args, groups[group], group, thread, uniform(thread / 32), lane, lane / 4, lane % 4, {}, {}}.run(memory);
+  auto* groups = reinterpret_cast<Group*>(memory + Kernel::kGroupsAt);
+  Kernel{args, groups[group], group, thread, uniform(thread / 32), lane, lane / 4, lane % 4, {}, {}}.run(memory);
 }
-
-// Up to 4 or 8 pairs a tile, and four times as many where experts have them.
-KERNEL(mlp_small, MlpArgs, args, kSmallGroups * kGroupThreads) { run_small<1>(args); }
-KERNEL(mlp_medium, MlpArgs, args, 2 * kGroupThreads) { run_small<kMediumTiles>(args); }

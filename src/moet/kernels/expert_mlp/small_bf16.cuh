@@ -3,7 +3,7 @@
 #include "mlp.cuh"
 
 constexpr i32 kTilePairs = 8, kValues = 4;
-constexpr i32 kMediumTiles = 2, kSmallGroups = 4;
+constexpr i32 kTiles = 1, kSmallGroups = 4;
 constexpr float kAfter = 1.0f;
 constexpr i32 kTableBytes = 0;
 DEVICE void fill_table(u8*) {}
@@ -52,9 +52,17 @@ template <i32 kN> struct Inputs {
   }
 };
 
-DEVICE i32 sum_column(i32 n, i32 t, i32 q) { return 8 * n + 2 * t + q % 2; }
 constexpr i32 kSumColumns = 8;
-DEVICE float sum_of_pair(const float* row, i32 pair) { return row[pair]; }
+template <i32 kN> DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kN][kValues], i32 g, i32 t) {
+#pragma unroll
+  for (i32 half = 0; half < 2; ++half)
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i)
+#pragma unroll
+      for (i32 n = 0; n < kN; ++n)
+#pragma unroll
+        for (i32 q = 0; q < 4; ++q) to[(32 * half + 4 * g + 2 * i + q / 2) * pitch + 8 * n + 2 * t + q % 2] = sum[half][i][n][q];
+}
 
 DEVICE bool broken_input(const MlpArgs&, bool, i32, i32) { return false; }   // bf16 carries what is not finite
 DEVICE void store_act(const MlpArgs& a, i32 position, i32 tile, float v) { a.act[position * a.act_stride + 32 * tile + thread_id() % 32] = to_bf16(v); }

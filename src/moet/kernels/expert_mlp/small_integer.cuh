@@ -3,8 +3,7 @@
 #include "integers.cuh"
 #include "mlp.cuh"
 
-constexpr i32 kTilePairs = 2, kValues = 2;        // of a fragment of 8 columns; sums of a lane
-constexpr i32 kMediumTiles = 4;
+constexpr i32 kTiles = 2, kTilePairs = 2, kValues = 2;   // fragments of 8 columns of an item; pairs of one; sums of a lane
 // Groups of four warps: 4 of 128 registers a thread, or, where a table leaves the shared memory for it, 5 of 96.
 constexpr i32 kSmallGroups = !kTable && kSharedLimit > 128 << 10 ? 5 : 4;
 
@@ -64,10 +63,21 @@ template <i32 kN> struct Inputs {
   }
 };
 
-// Where a lane's sums are: row `row` of its four, value q, of tile n.
-DEVICE i32 sum_column(i32 n, i32 t, i32) { return 4 * n + t; }
-constexpr i32 kSumColumns = 4;                    // of a tile: two pairs, two parts each
-DEVICE float sum_of_pair(const float* row, i32 pair) { return add(row[2 * pair], row[2 * pair + 1]); }
+// A lane's sums to where a group adds them up, `pitch` values a row: both parts together, and every other lane stores pair t / 2 of tile n.
+constexpr i32 kSumColumns = 2;                    // of a tile
+template <i32 kN> DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kN][kValues], i32 g, i32 t) {
+#pragma unroll
+  for (i32 half = 0; half < 2; ++half)
+#pragma unroll
+    for (i32 i = 0; i < 2; ++i)
+#pragma unroll
+      for (i32 n = 0; n < kN; ++n)
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) {
+          const float both = add(sum[half][i][n][r], shuffle_xor(sum[half][i][n][r], 1));   // the same either way round
+          if (t % 2 == r) to[(32 * half + 4 * g + 2 * i + r) * pitch + 2 * n + t / 2] = both;
+        }
+}
 
 DEVICE bool broken_input(const MlpArgs& a, bool gate_up, i32 pair, i32 position) { return gate_up ? a.x_planes.broken[pair / a.layer.top_k] : a.act_planes.broken[position]; }
 // A warp: value `lane` of a tile's 32. A last tile without a neighbour in its chunk gets one of zeros.
