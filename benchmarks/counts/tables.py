@@ -17,9 +17,9 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _loops(samples: dict[str, Any], kernel: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """(format, architecture) -> the kernel's main loop: the one that multiplies most."""
+    """(format, architecture) -> the kernel's loop for the fewest tokens."""
     return {
-        (e["format"], e["arch"]): max(e["kernels"][kernel]["loops"], key=lambda loop: loop["weights"])
+        (e["format"], e["arch"]): min(e["kernels"][kernel]["loops"], key=lambda loop: loop["sharing"])
         for e in samples["modules"]
         if kernel in e["kernels"] and e["kernels"][kernel]["loops"]
     }
