@@ -48,6 +48,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--columns", type=lambda t: names(list(KINDS), t), default=[], help="default: all for the shapes of the claims, ours and one of the others for the rest")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="replays of a cell")
     parser.add_argument("--resume", type=Path, help="an earlier result")
+    parser.add_argument("--anew", type=lambda t: names(list(KINDS), t), default=[], help="columns of which --resume keeps nothing")
     parser.add_argument("--commit", default="", help="of the sources, where there is no git to ask")
     return parser.parse_args()
 
@@ -113,6 +114,8 @@ def main() -> None:
     if earlier:
         table.cells = earlier["samples"]["cells"]
         table.errors, table.checks, table.notes = (earlier[name] for name in ("errors", "checks", "notes"))
+        for column in o.anew:
+            table.forget(column)
     for name in o.shapes:
         shape = SHAPES[name]
         try:

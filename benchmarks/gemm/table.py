@@ -77,6 +77,13 @@ class Table:
             return []
         return [t for t in tokens if kind.name not in cells.get(str(t), {}) and f"{kind.name} x{t}" not in errors]
 
+    def forget(self, column: str) -> None:
+        """As if it had never run."""
+        rows = [row for cells in self.cells.values() for row in cells.values()]
+        for found in (*rows, *self.errors.values(), *self.checks.values(), *self.notes.values()):
+            for name in [n for n in found if n.split(" ")[0] == column]:
+                del found[name]
+
     def run(self, shape: Shape, tokens: Sequence[int], kinds: Sequence[Kind], samples: int) -> None:
         """Raises ContextLost."""
         batches = {t: inputs.make(shape, t, 2, self.device) for t in tokens}

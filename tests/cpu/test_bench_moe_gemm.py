@@ -282,6 +282,9 @@ def test_the_program_writes_what_a_result_holds_and_goes_on_from_it(program, mad
     second = program("--tokens", "1", "--columns", "tcq2,sym2,marlin_mxfp4", "--resume", str(tmp_path / "moe_gemm.json"))
     assert set(second["samples"]["cells"]["tiny"]["1"]) == {"tcq2", "sym2"} and second["samples"]["cells"]["tiny"]["4"] == first["samples"]["cells"]["tiny"]["4"]
     assert second["errors"] == first["errors"] and second["ceilings"] == first["ceilings"]
+    made.columns["marlin_mxfp4"] = Right
+    third = program("--tokens", "1", "--columns", "tcq2,marlin_mxfp4", "--anew", "marlin_mxfp4,tcq2", "--resume", str(tmp_path / "moe_gemm.json"))
+    assert set(third["samples"]["cells"]["tiny"]["1"]) == {"tcq2", "sym2", "marlin_mxfp4"} and not third["samples"]["cells"]["tiny"]["4"] and not third["errors"]["tiny"]
 
 
 def test_after_a_lost_context_the_program_goes_on_with_the_batches_behind(program, made, monkeypatch, tmp_path):
