@@ -14,11 +14,13 @@ STAGE_BYTES = {"sym2": 2304, "tcq2": 2304, "mxfp4": 2176, "nvfp4": 2304}
 """Of four or two blocks on their way through shared memory (ring.cuh)."""
 TABLE_BYTES = 128 << 10
 """Of tcq2's table (integers.cuh)."""
+SMALL_GROUPS = 4
+"""Of four warps, of a block of mlp_small."""
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: whoever finishes a strip then has at most two rounds of loads to do."""
-LARGE = 12
-"""Pairs an expert, on average, from which on the large kernels are the faster ones."""
+LARGE = 4
+"""Pairs an expert, on average, from which on the large kernels are the faster ones: with six, of DeepSeek-V4-Flash's size, an expert takes them 8 us and mlp_small 15."""
 SPARED = 4
 """Multiprocessors that a large GEMM leaves to the copies beside it."""
 
@@ -41,22 +43,13 @@ class SmallKernel:
     arch: int
 
     @property
-    def groups(self) -> int:
-        """Of four warps, kSmallGroups."""
-        return 5 if self.format in INTEGER_FORMATS and not _has_table(self.format, self.arch) and _shared_limit(self.arch) > 128 << 10 else 4
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups
-
-    @property
     def shared_bytes(self) -> int:
         """Kernel::kSharedBytes of small.cuh: a table, the groups' items and sums, the stages of the warps' weights."""
         integer = self.format in INTEGER_FORMATS
-        before = TABLE_BYTES * _has_table(self.format, self.arch) + self.groups * (160 + 4 * 64 * 4 * (5 if integer else 9))
+        before = TABLE_BYTES * _has_table(self.format, self.arch) + SMALL_GROUPS * (160 + 4 * 64 * 4 * (5 if integer else 9))
         if not integer:
             return before
-        warps, stage = 4 * self.groups, STAGE_BYTES[self.format] + 8
+        warps, stage = 4 * SMALL_GROUPS, STAGE_BYTES[self.format] + 8
         return before + warps * min(4, (_shared_limit(self.arch) - before) // (warps * stage)) * stage
 
 
@@ -116,8 +109,8 @@ class ExpertKernels:
     def _small(self, args: MlpArgs, stream: int, early: bool) -> None:
         kernel = SmallKernel(self.format, self.arch)
         pairs, strips = args.layer.tokens * args.layer.top_k, -(-args.hidden // 64)
-        blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // kernel.groups) + args.fetchers)
-        self.module.launch("mlp_small", blocks, kernel.threads, args, kernel.shared_bytes, stream, early)
+        blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // SMALL_GROUPS) + args.fetchers)
+        self.module.launch("mlp_small", blocks, 128 * SMALL_GROUPS, args, kernel.shared_bytes, stream, early)
 
     def _large(self, args: MlpArgs, stream: int) -> None:
         pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))

@@ -4,8 +4,7 @@
 #include "mlp.cuh"
 
 constexpr i32 kTiles = 2, kTilePairs = 2, kValues = 2;   // fragments of 8 columns of an item; pairs of one; sums of a lane
-// Groups of four warps: 4 of 128 registers a thread, or, where a table leaves the shared memory for it, 5 of 96.
-constexpr i32 kSmallGroups = !kTable && kSharedLimit > 128 << 10 ? 5 : 4;
+constexpr i32 kSmallGroups = 4;                   // of four warps; five of 96 registers were slower (docs/kernels.md)
 
 // The weights of a warp: up to kStages stages asked for, the oldest one multiplied.
 template <i32 kWarps, i32 kBefore> struct Stream {   // warps of a block; bytes of shared memory that others take
