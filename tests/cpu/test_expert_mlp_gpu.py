@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from moet.errors import ConfigError
 from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
 from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, ExpertKernels, SmallKernel
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
@@ -258,3 +259,10 @@ def test_an_expert_twice_in_a_token_counts_twice(size):
     x, weights = to_bf16(rng.standard_normal((4, 64))), rng.uniform(0.1, 1, (4, 3)).astype(np.float32)
     ids = np.array([[1, 1, 2], [0, 0, 0], [2, 1, 2], [-1, 1, 1]], np.int32)
     bench.check(x, weights, ids, bench.run(x, weights, ids, size), size)
+
+
+@pytest.mark.parametrize("hidden", [60, 32776])
+def test_hidden_sizes_that_the_kernels_do_not_take(hidden):
+    geometry = RowGeometry("tcq2", hidden, 64, False)
+    with pytest.raises(ConfigError, match=f"multiple of 8, at most 32768, on a GPU, found {hidden}"):
+        mlp_args(geometry, geometry.slice(0, 1), (0, 0, 0), Activation(), 0)

@@ -1,6 +1,5 @@
 """DeviceRuntime: the routed experts of one rank on a GPU. Slots, kernels and scratch; docs/pager.md explains the paging."""
 
-import ctypes
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

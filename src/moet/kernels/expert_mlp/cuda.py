@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
 from moet.errors import ConfigError
-from moet.kernels.paging.state import LayerArgs
+from moet.kernels.paging.state import MAX_STRIPS, LayerArgs
 from moet.layout import RowGeometry, RowSlice
 from moet.models import Activation
 
@@ -47,10 +47,10 @@ def act_stride(tiles: int) -> int:
 def mlp_args(geometry: RowGeometry, part: RowSlice, segments: tuple[int, int, int], activation: Activation, rank: int) -> MlpArgs:
     """The fields that a layer's every launch shares. segments: where w13, w2 and extras start in a slot.
 
-    Raises ConfigError for a hidden size that is no multiple of 8: activations are read 16 bytes at a time.
+    Raises ConfigError for a hidden size that is no multiple of 8 (activations are read 16 bytes at a time), or above 32768 (Plan.finished counts strips of 64).
     """
-    if geometry.hidden % 8:
-        raise ConfigError(f"hidden size: expected a multiple of 8 on a GPU, found {geometry.hidden}")
+    if geometry.hidden % 8 or geometry.hidden > 64 * MAX_STRIPS:
+        raise ConfigError(f"hidden size: expected a multiple of 8, at most {64 * MAX_STRIPS}, on a GPU, found {geometry.hidden}")
     tiles = part.tile_end - part.tile_begin
     return MlpArgs(
         w13=segments[0], w2=segments[1], extras=segments[2], act_stride=act_stride(tiles), hidden=geometry.hidden, inter=geometry.inter,
