@@ -10,7 +10,7 @@ import torch
 
 from moet.config import PrefillActivations
 from moet.errors import ConfigError
-from moet.kernels.expert_mlp.cuda import MlpArgs, act_stride, mlp_args
+from moet.kernels.expert_mlp.cuda import MlpArgs, mlp_args
 from moet.kernels.expert_mlp.launches import COMBINED_TOKENS, ExpertKernels, largest_small, size_of
 from moet.kernels.expert_mlp.scaled import SCALED_CAPABILITY, sources
 from moet.kernels.gpu.module import CudaModule, Module, capability, has_watchdog
