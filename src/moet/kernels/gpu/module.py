@@ -46,7 +46,7 @@ def cubin(sources: Sequence[str], defines: Mapping[str, int], arch: str) -> byte
 
 
 def cached_cubin(sources: Sequence[str], defines: Mapping[str, int], arch: str) -> bytes:
-    """`cubin`, kept in ~/.cache/moet/kernels from run to run (2 to 4 seconds a module)."""
+    """`cubin`, kept in ~/.cache/moet/kernels from run to run (6 to 9 seconds a row format)."""
     from cuda.bindings import nvrtc
 
     version = _nvrtc(nvrtc.nvrtcVersion())
