@@ -1,5 +1,6 @@
 """DeviceRuntime where callers go wrong or things are taken away: sizes, orders of layers, ids, launches that fail, a store that is closed."""
 
+import dataclasses
 import ctypes
 from dataclasses import replace
 
@@ -171,10 +172,11 @@ def test_a_scan_that_breaks_off_is_begun_anew(sources, wanted, n):
         paged(sources, served)
         assert equal(served.run(long[:1], scan=True), right[:1])
         here = served.runtime._layers[3]
-        whole_module, here.module = here.module, Breaks(here.module, "gate_up_large", n)
+        whole_kernels = here.kernels
+        here.kernels = dataclasses.replace(whole_kernels, module=Breaks(whole_kernels.module, "gate_up_large", n))
         with pytest.raises(RuntimeError, match="launch failed"):
             served.run(long[1:2], scan=True)
-        here.module = whole_module
+        here.kernels = whole_kernels
         assert equal(served.run(long[1:], scan=True), right[1:])
 
 
@@ -193,7 +195,7 @@ def test_an_id_that_no_expert_has_routes_nowhere(sources, wanted, scan):
         with Served(sources[0]) as served:
             served.runtime.allocate()
             served.runtime.arm()
-            served.runtime._y.fill_(float("nan"))
+            served.runtime._scratch.y.fill_(float("nan"))
             assert equal(served.run([(layer, x, weights, odd)], scan), right)
 
 

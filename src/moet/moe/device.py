@@ -109,7 +109,7 @@ class DeviceRuntime:
         self.max_tokens, self.decode_tokens, self.ring_rows, self.fetch_blocks = max_tokens, decode_tokens, ring_rows, fetch_blocks
         self._multiprocessors = 4 if self.device.type == "cpu" else torch.cuda.get_device_properties(self.device).multi_processor_count
         number = self.device.index or 0
-        modules = dict(modules or {})
+        self._modules = modules = dict(modules or {})
         formats = {source.geometry.format: source.geometry.format_index for source in store.layers.values()}
         major, minor = capability(number) if self.device.type == "cuda" else EMULATED_CAPABILITY
         if prefill_activations == "mxfp8" and (major, minor) < SCALED_CAPABILITY:
