@@ -1,6 +1,5 @@
 """DeviceRuntime where callers go wrong or things are taken away: sizes, orders of layers, ids, launches that fail, a store that is closed."""
 
-import dataclasses
 import ctypes
 from dataclasses import replace
 
@@ -173,7 +172,7 @@ def test_a_scan_that_breaks_off_is_begun_anew(sources, wanted, n):
         assert equal(served.run(long[:1], scan=True), right[:1])
         here = served.runtime._layers[3]
         whole_kernels = here.kernels
-        here.kernels = dataclasses.replace(whole_kernels, module=Breaks(whole_kernels.module, "gate_up_large", n))
+        here.kernels = replace(whole_kernels, module=Breaks(whole_kernels.module, "gate_up_large", n))
         with pytest.raises(RuntimeError, match="launch failed"):
             served.run(long[1:2], scan=True)
         here.kernels = whole_kernels

@@ -23,6 +23,7 @@ from moet.engine.vllm.memory import Needs, gib
 from moet.engine.vllm.run import Run
 from moet.engine.vllm.watch import Watch
 from moet.errors import StoreError
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS
 from moet.moe.encode import check_room, put_all, row_sources
 from moet.pack import Pack
 from moet.store.budget import Machine, arena_budget
@@ -61,7 +62,8 @@ class DeviceExperts(Experts):
         self.known_heat = None
         if self.heat and settings.preheat:
             self.known_heat = load_heat(self.heat, self.fingerprint, self.precision, {index: source.experts for index, source in sources.items()})
-        self.info = info_of(opened, settings.precision) | {"budget_bytes": self.budget, "activations": "bf16", "prefill_activations": settings.prefill_activations}
+        activations = ", ".join(sorted({"int15" if source.geometry.format in INTEGER_FORMATS else "bf16" for source in sources.values()}))   # of decoding
+        self.info = info_of(opened, settings.precision) | {"budget_bytes": self.budget, "activations": activations, "prefill_activations": settings.prefill_activations}
         write_info(run, self.rank, self.info)
         if not packed:
             put_all(opened, sources, self.store, torch.get_num_threads())
