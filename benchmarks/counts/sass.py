@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)")
@@ -164,10 +164,10 @@ def loops(instructions: list[Instruction]) -> list[Loop]:
     return found
 
 
-def _best(head: int, follows: dict[int, list[int]], ends: list[int], gain: dict[int, tuple[int, int]]) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """The way from `head` to one of `ends` whose gains add up to the most, and their sum."""
+def _postorder(start: int, follows: Mapping[int, list[int]] | Sequence[list[int]]) -> list[int]:
+    """The blocks that `start` reaches, each after those that it leads to (loops' way back apart)."""
     order: list[int] = []
-    seen, stack = {head}, [(head, iter(follows[head]))]
+    seen, stack = {start}, [(start, iter(follows[start]))]
     while stack:
         block, nexts = stack[-1]
         following = next((n for n in nexts if n not in seen), None)
@@ -177,8 +177,13 @@ def _best(head: int, follows: dict[int, list[int]], ends: list[int], gain: dict[
         else:
             seen.add(following)
             stack.append((following, iter(follows[following])))
+    return order
+
+
+def _best(head: int, follows: dict[int, list[int]], ends: list[int], gain: dict[int, tuple[int, int]]) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """The way from `head` to one of `ends` whose gains add up to the most, and their sum."""
     ways = {head: (gain[head], (head,))}
-    for block in reversed(order):
+    for block in reversed(_postorder(head, follows)):
         sums, way = ways[block]
         for n in follows[block]:
             total = (sums[0] + gain[n][0], sums[1] + gain[n][1])
@@ -225,16 +230,7 @@ def _blocks(instructions: list[Instruction]) -> tuple[list[list[Instruction]], l
 
 def _dominators(follows: list[list[int]]) -> list[int | None]:
     """Of each block its immediate dominator (the first block's is itself); None: not reached. Cooper, Harvey and Kennedy's iteration."""
-    order, seen, stack = [], {0}, [(0, iter(follows[0]))]
-    while stack:
-        block, nexts = stack[-1]
-        following = next((n for n in nexts if n not in seen), None)
-        if following is None:
-            order.append(block)
-            stack.pop()
-        else:
-            seen.add(following)
-            stack.append((following, iter(follows[following])))
+    order = _postorder(0, follows)
     rank = {block: r for r, block in enumerate(order)}
     before: dict[int, list[int]] = {}
     for b in order:
