@@ -203,7 +203,7 @@ def test_rows_that_are_no_tokens_give_zeros():
 
 @pytest.mark.parametrize(("format", "arch"), [("tcq2", 80), ("tcq2", 90), ("tcq2", 120), ("mxfp4", 86), ("mxfp4", 90), ("nvfp4", 90), ("bf16", 80)])
 def test_shared_memory_is_what_the_kernels_lay_out(format, arch):
-    code = '// \nextern "C" int asked() { return Kernel::kSharedBytes; }'
+    code = '// \nextern "C" int asked() { return kSharedBytes; }'
     module = EmulatedModule([*SOURCES[:1], code], {"FORMAT": list(FORMATS).index(format), "MOET_ARCH": arch})
     assert SmallKernel(format, arch).shared_bytes == module.library.asked()
 
@@ -264,3 +264,15 @@ def test_hidden_sizes_that_the_kernels_do_not_take(hidden):
     geometry = RowGeometry("tcq2", hidden, 64, False)
     with pytest.raises(ConfigError, match=f"multiple of 8, at most 32768, on a GPU, found {hidden}"):
         mlp_args(geometry, geometry.slice(0, 1), (0, 0, 0), Activation(), 0)
+
+
+@pytest.mark.parametrize(("format", "arch"), [("tcq2", 90), ("mxfp4", 120), ("sym2", 80)])
+def test_items_that_leave_warps_without_work(format, arch):
+    """K of one and of two chunks for four consumers, and dozens of items for each group: those that have nothing to read go on with the others."""
+    rng = np.random.default_rng(26)
+    for hidden, inter in ((64, 32), (96, 96)):
+        bench = Bench(RowGeometry(format, hidden, inter, False), Activation(), 6, 27, arch=arch)
+        x, (weights, ids) = to_bf16(rng.standard_normal((31, hidden))), routing(rng, 31, 3, 6)
+        for seed, blocks in ((0, 1), (1, 2)):
+            bench.module.seed = seed
+            bench.check(x, weights, ids, bench.run(x, weights, ids, "small", blocks=blocks), "small")

@@ -46,8 +46,11 @@ template <typename T> DEVICE T emulated_load(const u8* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-DEVICE u32 load_shared(u32 offset) { return emulated_load<u32>(emulator::machine.dynamic() + offset); }
-DEVICE Vec4 load_shared16(u32 offset) { return emulated_load<Vec4>(emulator::machine.dynamic() + offset); }
+constexpr u32 kEmulatedDynamic = 1088;   // where the dynamic shared memory begins: what the system keeps, and variables
+DEVICE u32 shared_address(const void* p) { return kEmulatedDynamic + static_cast<u32>(static_cast<const u8*>(p) - emulator::machine.dynamic()); }
+DEVICE u32 load_shared(u32 address) { return emulated_load<u32>(emulator::machine.dynamic() + (address - kEmulatedDynamic)); }
+DEVICE Vec4 load_shared16(u32 address) { return emulated_load<Vec4>(emulator::machine.dynamic() + (address - kEmulatedDynamic)); }
+template <u32 kAt> DEVICE u32 load_shared_at(u32 offset) { return load_shared(kAt + offset); }
 
 // --- memory order
 template <typename T> DEVICE T emulated_acquire(const T* p) {
@@ -65,12 +68,15 @@ DEVICE u32 load_acquire_sys(const u32* p) { return emulated_acquire(p); }
 DEVICE u64 load_acquire_sys(const u64* p) { return emulated_acquire(p); }
 DEVICE void store_release_sys(u32* p, u32 v) { emulated_release(p, v); }
 DEVICE void store_release_sys(u64* p, u64 v) { emulated_release(p, v); }
+DEVICE u32 load_relaxed_gpu(const u32* p) { return emulated_acquire(p); }
 DEVICE u32 atomic_add_gpu(u32* p, u32 v) {
   emulator::machine.perhaps_yield();
   const u32 before = __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
   emulator::machine.perhaps_yield();
   return before;
 }
+DEVICE void add_release_gpu(u32* p, u32 v) { atomic_add_gpu(p, v); }
+DEVICE u32 draw_release_gpu(u32* p) { return atomic_add_gpu(p, 1); }
 DEVICE u32 draw_gpu(u32* p) { return atomic_add_gpu(p, 1); }
 DEVICE void count_gpu(u64* p, u64 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 DEVICE void maximum_gpu(u64* p, u64 v) { *p = *p < v ? v : *p; }
@@ -90,8 +96,16 @@ DEVICE Vec4 load_coherent(const void* p) {
 }
 DEVICE Vec4 load_once(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }
 DEVICE Vec4 load_vector(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }
-DEVICE Vec2 load_double(const u8* base, u32 offset) { return emulated_load<Vec2>(base + offset); }
 DEVICE u32 load_single(const u8* base, u32 offset) { return emulated_load<u32>(base + offset); }
+DEVICE void load_vector_if(bool there, Vec4& v, const u8* p) {
+  if (there) v = emulated_load<Vec4>(p);
+}
+DEVICE void load_double_if(bool there, u32& x, u32& y, const u8* p) {
+  if (there) x = emulated_load<u32>(p), y = emulated_load<u32>(p + 4);
+}
+DEVICE void load_single_if(bool there, u32& x, const u8* p) {
+  if (there) x = emulated_load<u32>(p);
+}
 DEVICE void store16(void* p, Vec4 v) { *static_cast<Vec4*>(p) = v; }
 
 // --- launches follow each other

@@ -37,26 +37,30 @@ DEVICE void barrier_expect(u64* b, u32 bytes) {
   emulated_traffic().bytes[emulated_barrier(b)] += bytes;
   barrier_arrive(b);
 }
-DEVICE void barrier_wait(u64* b, u32 parity) {
+DEVICE bool emulated_over(u64* b, u32 parity) {
   EmulatedBarrier* barrier = emulated_barrier(b);
-  for (;;) {
-    EmulatedTraffic& traffic = emulated_traffic();
-    for (EmulatedBulk& bulk : traffic.bulks)
-      if (bulk.barrier == barrier) std::memcpy(bulk.to, bulk.from, bulk.bytes), bulk.landed = true, traffic.bytes[barrier] -= bulk.bytes;
-    traffic.bulks.erase(std::remove_if(traffic.bulks.begin(), traffic.bulks.end(), [](const EmulatedBulk& bulk) { return bulk.landed; }), traffic.bulks.end());
-    for (size_t i = 0; i < traffic.arrivals.size();) {
-      if (traffic.arrivals[i].barrier != barrier) {
-        ++i;
-        continue;
-      }
-      for (const EmulatedCopy& c : traffic.arrivals[i].copies) std::memcpy(c.to, c.from, c.bytes);
-      traffic.arrivals.erase(traffic.arrivals.begin() + static_cast<std::ptrdiff_t>(i));
-      if (!barrier->missing--) emulator::machine.fail("more arrivals at a barrier than it counts");
+  EmulatedTraffic& traffic = emulated_traffic();
+  for (EmulatedBulk& bulk : traffic.bulks)
+    if (bulk.barrier == barrier) std::memcpy(bulk.to, bulk.from, bulk.bytes), bulk.landed = true, traffic.bytes[barrier] -= bulk.bytes;
+  traffic.bulks.erase(std::remove_if(traffic.bulks.begin(), traffic.bulks.end(), [](const EmulatedBulk& bulk) { return bulk.landed; }), traffic.bulks.end());
+  for (size_t i = 0; i < traffic.arrivals.size();) {
+    if (traffic.arrivals[i].barrier != barrier) {
+      ++i;
+      continue;
     }
-    emulated_phase(barrier);
-    if (barrier->phase != parity) return;
-    emulator::machine.yield();
+    for (const EmulatedCopy& c : traffic.arrivals[i].copies) std::memcpy(c.to, c.from, c.bytes);
+    traffic.arrivals.erase(traffic.arrivals.begin() + static_cast<std::ptrdiff_t>(i));
+    if (!barrier->missing--) emulator::machine.fail("more arrivals at a barrier than it counts");
   }
+  emulated_phase(barrier);
+  return barrier->phase != parity;
+}
+DEVICE bool barrier_test(u64* b, u32 parity) {
+  emulator::machine.yield();
+  return emulated_over(b, parity);
+}
+DEVICE void barrier_wait(u64* b, u32 parity) {
+  while (!emulated_over(b, parity)) emulator::machine.yield();
 }
 DEVICE bool elected() { return thread_id() % 32 == 0; }
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
@@ -70,6 +74,16 @@ DEVICE void copies_arrive(u64* b) {
   emulated_traffic().arrivals.push_back({mine, emulated_barrier(b)});
   mine.clear();
 }
+using SharedAt = u8*;
+DEVICE SharedAt shared_at(const void* p) { return static_cast<u8*>(const_cast<void*>(p)); }
+DEVICE SharedAt uniform_at(SharedAt at) { return at; }
+template <i32 to_by, i32 least> DEVICE void copy_async16_if(SharedAt to, const u8* from, i32 left) {
+  if (left > least) copy_async16(to + to_by, from);
+}
+template <i32 by> DEVICE u32 load_word_by(SharedAt at) { u32 v; std::memcpy(&v, at + by, sizeof v); return v; }
+template <i32 by> DEVICE u32 load_byte_by(SharedAt at) { return at[by]; }
+DEVICE u32 load_word_at(SharedAt table, u32 place) { return load_word_by<0>(table + place); }
+DEVICE const u8* unit_of(const u8* base, u32 index) { return base + static_cast<u64>(index) * 16; }
 DEVICE void fence_async() { emulator::machine.perhaps_yield(); }
 DEVICE void fence_async_shared() { emulator::machine.perhaps_yield(); }
 
@@ -144,4 +158,5 @@ template <i32 n> DEVICE void products_wait() {
     products.under_way.erase(products.under_way.begin(), products.under_way.begin() + static_cast<std::ptrdiff_t>(done));
   });
 }
+DEVICE void keep_registers(const u32 (&)[16], SharedAt) {}
 template <i32 size> DEVICE void settle(float (&)[size]) {}

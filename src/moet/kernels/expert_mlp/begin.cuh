@@ -5,6 +5,7 @@
 
 KERNEL(begin, MlpArgs, args, kResolveThreads) {
   let_next_launch_begin();   // small.cuh makes its table meanwhile
+  wait_for_launch_before();
   if (block_id() == 0) resolve_layer(args.layer);
   else quantize_token(args, block_id() - 1);
 }

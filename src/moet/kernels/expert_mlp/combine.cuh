@@ -2,24 +2,44 @@
 #pragma once
 #include "mlp.cuh"
 
-// Eight columns, 8 * group and on, of one token.
+// Eight columns, 8 * group and on, of one token. Loads do not wait for each other, but for kAtOnce places at a time: y of a place that routes nowhere is any bytes.
 DEVICE void combine_columns(const MlpArgs& args, i32 token, i32 group) {
+  constexpr i32 kAtOnce = 3;
   const LayerArgs& layer = args.layer;
-  const bool live = layer.control->armed && !(layer.kv_slots && layer.kv_slots[token] < 0);
+  const i32 first = token * layer.top_k;
+  const u32 armed = layer.control->armed;
+  const i64 slot = layer.kv_slots ? layer.kv_slots[token] : 0;
   float sum[8] = {};
-  for (i32 k = 0; live && k < layer.top_k; ++k) {
-    const i64 pair = static_cast<i64>(token) * layer.top_k + k;
-    if (static_cast<u32>(layer.topk_ids[pair]) >= static_cast<u32>(layer.experts)) continue;   // as route.cuh: it has no y
-    const Vec4 v = load_words(reinterpret_cast<const u8*>(args.y + pair * args.hidden + 8 * group));
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
+  for (i32 k = 0; k < layer.top_k; k += kAtOnce) {
+    Vec4 v[kAtOnce];
+    float weight[kAtOnce];
+    i32 expert[kAtOnce];
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) {
-      sum[2 * i] = fused_multiply_add(args.weights[pair], as_float(words[i] << 16), sum[2 * i]);
-      sum[2 * i + 1] = fused_multiply_add(args.weights[pair], as_float(words[i] & 0xffff0000u), sum[2 * i + 1]);
+    for (i32 i = 0; i < kAtOnce; ++i) {
+      const i32 pair = first + (k + i < layer.top_k ? k + i : k);
+      v[i] = load_words(reinterpret_cast<const u8*>(args.y + static_cast<i64>(pair) * args.hidden + 8 * group));
+      weight[i] = args.weights[pair], expert[i] = layer.topk_ids[pair];
+    }
+#pragma unroll
+    for (i32 i = 0; i < kAtOnce; ++i) {
+      if (k + i >= layer.top_k || static_cast<u32>(expert[i]) >= static_cast<u32>(layer.experts)) continue;   // as route.cuh: it has no y
+      const u32 words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+#pragma unroll
+      for (i32 c = 0; c < 4; ++c) {
+        sum[2 * c] = fused_multiply_add(weight[i], as_float(words[c] << 16), sum[2 * c]);
+        sum[2 * c + 1] = fused_multiply_add(weight[i], as_float(words[c] & 0xffff0000u), sum[2 * c + 1]);
+      }
     }
   }
+  const bool live = armed && slot >= 0;
   store16(args.out + static_cast<i64>(token) * args.hidden + 8 * group,
-          {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7])});
+          {live ? pack_bf16(sum[0], sum[1]) : 0, live ? pack_bf16(sum[2], sum[3]) : 0, live ? pack_bf16(sum[4], sum[5]) : 0, live ? pack_bf16(sum[6], sum[7]) : 0});
+}
+
+// Nothing routes anywhere: the output is zeros. All blocks.
+DEVICE void clear_outputs(const MlpArgs& a) {
+  const i32 groups = a.hidden / 8;
+  for (i32 i = block_id() * thread_count() + thread_id(); i < a.layer.tokens * groups; i += block_count() * thread_count()) combine_columns(a, i / groups, i % groups);
 }
 
 KERNEL(combine, MlpArgs, args, 256) {

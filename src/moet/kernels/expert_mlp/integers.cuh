@@ -12,11 +12,12 @@
 // are not of a column's part are zeros there. So two pairs fill the products that one needs, and a lane has one scale to read and apply where it would have two.
 #pragma once
 #include "activations.cuh"
-#include "ring.cuh"
+#include "weights.cuh"
 
 // Tables of bytes take 128 KiB of shared memory: where a multiprocessor has that, and memory that outruns its 64 integer lanes.
 constexpr bool kTable = kFormat == kTcq2 && (MOET_ARCH == 90 || MOET_ARCH == 100);
-constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0;
+// Its shared address is a constant, which then stands in the load; what comes before it in a block's memory ends there. The system's own 1 KiB is in front of that.
+constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0, kTableAt = 97 << 10, kSystemBytes = 1 << 10;
 
 constexpr bool kInterleaved = kBits == 2 && !kTable;     // a lane's columns are 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15
 constexpr i32 kSums = kFormat == kNvfp4 ? 2 : 1;         // of a lane's rows in a chunk, each with its scale
@@ -30,16 +31,15 @@ struct Packed {
   Vec4 words[kBits / 2];
   u32 scales[kSums];         // of its 4 rows and its part; nvfp4: of each block
 };
-// chunk: where it is in shared memory (ring.cuh).
-DEVICE void load_packed(Packed& p, u32 chunk, i32 half, i32 g, i32 t) {
-  const u32 row = 128 * half + 16 * g, scale = kCodeBytes + 32 * half + 4 * g, part = t & 1;
-  if (kBits == 2) p.words[0] = load_shared16(chunk + (t >> 1) * kBlockBytes + (t & 1) * 256 + row);
-#pragma unroll
-  for (i32 b = 0; b < 2; ++b) {
-    if (kBits == 4) p.words[b % (kBits / 2)] = load_shared16(chunk + b * kBlockBytes + t * 256 + row);
-    if (kFormat == kNvfp4) p.scales[b % kSums] = load_shared(chunk + b * kBlockBytes + scale + 64 * part);
-  }
-  if (kFormat != kNvfp4) p.scales[0] = load_shared(chunk + part * kBlockBytes + scale);
+// Where a lane's codes and scales are in a chunk, in bytes; of either half 0.
+DEVICE u32 codes_of(i32 g, i32 t) { return 16 * g + (kBits == 2 ? (t >> 1) * kBlockBytes + (t & 1) * 256 : t * 256); }
+DEVICE u32 scales_of(i32 g, i32 t) { return kCodeBytes + 4 * g + (t & 1) * (kFormat == kNvfp4 ? 64 : kBlockBytes); }
+// codes, scales: their shared addresses.
+DEVICE void load_packed(Packed& p, u32 codes, u32 scales, i32 half) {
+  p.words[0] = load_shared16(codes + 128 * half);
+  if (kBits == 4) p.words[kBits / 2 - 1] = load_shared16(codes + kBlockBytes + 128 * half);
+  p.scales[0] = load_shared(scales + 32 * half);
+  if (kFormat == kNvfp4) p.scales[kSums - 1] = load_shared(scales + kBlockBytes + 32 * half);
 }
 
 // --- codes to bytes
@@ -62,8 +62,8 @@ DEVICE void fill_table(u8* table) {
     for (i32 i = 0; i < 8; ++i) store16(table + 128 * window + 16 * ((i + thread_id()) % 8), {bytes, bytes, bytes, bytes});
   }
 }
-// `shifted`: a window's 10 bits at bit 7, anything around them; own: 4 * lane. The table is at the start of the dynamic shared memory.
-DEVICE u32 from_table(u32 shifted, u32 own) { return load_shared((shifted & 0x1ff80u) | own); }
+// `shifted`: a window's 10 bits at bit 7, anything around them; own: 4 * lane.
+DEVICE u32 from_table(u32 shifted, u32 own) { return load_shared_at<kTableAt>((shifted & 0x1ff80u) | own); }
 
 // The 16 codes of a lane's row r (0 .. 3), as four words of bytes.
 DEVICE void bytes_of(const Packed& p, i32 r, u32 own, u32 (&bytes)[4]) {
@@ -117,54 +117,44 @@ DEVICE float scale_of(u32 scales, i32 r, i32 addend) {
 
 // What a lane loads of a chunk, for a tile of two pairs: codes of column g, exponents and sums of pair t / 2.
 struct Raw {
-  u32 bytes[4];              // 2 bits: its 16 columns; 4 bits: its 8 of the column's block, or of both blocks
-  i32 exponent[kSums];
-  i32 start[kSums];          // activations' sums, where kBias
+  Vec4 bytes;                // 2 bits: its 16 columns; 4 bits: its 8 of the column's block, or of both blocks
+  Vec4 block[kSums];         // exponent, and where kBias the sums (PlaneBlock)
 };
-constexpr i32 kRawWords = kFormat == kMxfp4 ? 2 : 4;
 // Whether a lane's columns are of column g's part.
-DEVICE bool matches(i32 g, i32 t) { return (g >> 1 & 1) == (t >> 1); }
+DEVICE bool matches(i32 g, i32 t) { return kFormat == kMxfp4 || (g >> 1 & 1) == (t >> 1); }
 
-// codes, blocks: of the chunk, alike in all lanes; own: where pair g / 4's codes are from there; summed: pair t / 2's blocks. `bytes` stay zeros where not `mine`.
-DEVICE void load_columns(Raw& r, const u8* codes, const u8* blocks, u32 own, u32 summed, bool mine, i32 g, i32 t) {
-  const u32 plane = (g & 1) * 32, part = t & 1;
-  if (kBits == 2) {
-    if (mine) {
-      const Vec4 v = load_vector(codes, own + (t >> 1) * 64 + plane + (t & 1) * 16);
-      r.bytes[0] = v.x, r.bytes[1] = v.y, r.bytes[2] = v.z, r.bytes[3] = v.w;
-    }
-  } else if (kFormat == kMxfp4) {
-    const Vec2 v = load_double(codes, own + (g >> 1 & 1) * 64 + plane + t * 8);
-    r.bytes[0] = v.x, r.bytes[1] = v.y;
-  } else if (mine) {
-    const Vec2 first = load_double(codes, own + plane + t * 8), second = load_double(codes + 64, own + plane + t * 8);
-    r.bytes[0] = first.x, r.bytes[1] = first.y, r.bytes[2] = second.x, r.bytes[3] = second.y;
-  }
+// Where a lane's codes are in a chunk of a row of planes, and its blocks; nvfp4 takes both blocks.
+DEVICE u32 own_codes(i32 g, i32 t) { return (g & 1) * 32 + (kBits == 2 ? (t >> 1) * 64 + (t & 1) * 16 : (kFormat == kMxfp4 ? (g >> 1 & 1) * 64 : 0) + t * 8); }
+DEVICE u32 own_blocks(i32 t) { return kFormat == kNvfp4 ? 0 : (t & 1) * static_cast<u32>(sizeof(PlaneBlock)); }
+// `bytes` stay zeros where not `mine`: columns of the other part.
+DEVICE void load_columns(Raw& r, const u8* codes, const u8* blocks, bool mine, bool there) {
+  if (kBits == 2) load_vector_if(mine, r.bytes, codes);
+  else load_double_if(mine, r.bytes.x, r.bytes.y, codes);
+  if (kFormat == kNvfp4) load_double_if(mine, r.bytes.z, r.bytes.w, codes + 64);
 #pragma unroll
   for (i32 s = 0; s < kSums; ++s) {
-    const u32 at = summed + (kFormat == kNvfp4 ? s : part) * static_cast<u32>(sizeof(PlaneBlock));
-    if (!kBias) {
-      r.exponent[s] = static_cast<i32>(load_single(blocks, at)), r.start[s] = 0;
-    } else {
-      const Vec4 v = load_vector(blocks, at);
-      const i32 sum = static_cast<i32>(v.y), first = static_cast<i32>(v.z);
-      r.exponent[s] = static_cast<i32>(v.x), r.start[s] = kFormat == kNvfp4 ? part ? sum - first : first : sum;
-    }
+    if (kBias) load_vector_if(there, r.block[s], blocks + s * sizeof(PlaneBlock));
+    else load_single_if(there, r.block[s].x, blocks + s * sizeof(PlaneBlock));
   }
+}
+// The activations' sum over a lane's columns.
+DEVICE i32 start_of(const Vec4& block, i32 t) {
+  const i32 sum = static_cast<i32>(block.y), first = static_cast<i32>(block.z);
+  return kFormat == kNvfp4 ? t & 1 ? sum - first : first : sum;
 }
 
 // sum[half][i][n][r] += a chunk's weights x tile n's activations: row 4g + 2i + r, pair t / 2, part t % 2. own: 4 * lane.
-template <i32 kN> DEVICE void multiply(const Packed (&packed)[2], const Raw (&raw)[kN], i32 g, i32 t, u32 own, float (&sum)[2][2][kN][2]) {
+template <i32 kN, i32 kMost> DEVICE void multiply(const Packed (&packed)[2], const Raw* raw, i32 g, i32 t, u32 own, float (&sum)[2][2][kMost][2]) {
   u32 b[kN][4];
   i32 addend[kN][kSums], start[kN][kSums];
 #pragma unroll
   for (i32 n = 0; n < kN; ++n) {
-    const u32 (&v)[4] = raw[n].bytes;
+    const u32 v[4] = {raw[n].bytes.x, raw[n].bytes.y, raw[n].bytes.z, raw[n].bytes.w};
 #pragma unroll
     for (i32 w = 0; w < 4; ++w)
       b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w];
 #pragma unroll
-    for (i32 s = 0; s < kSums; ++s) addend[n][s] = scale_addend(raw[n].exponent[s]), start[n][s] = -kBias * raw[n].start[s];
+    for (i32 s = 0; s < kSums; ++s) addend[n][s] = scale_addend(static_cast<i32>(raw[n].block[s].x)), start[n][s] = kBias ? -kBias * start_of(raw[n].block[s], t) : 0;
   }
 #pragma unroll
   for (i32 half = 0; half < 2; ++half)

@@ -1,29 +1,35 @@
 // The two GEMMs for many tokens an expert (prefill), on Hopper: wgmma, with weights decoded into registers and activations in shared memory.
 //
-// A block stays: two warpgroups each take two strips of 64 rows and up to 128 pairs, and a third one brings both operands, chunk of 64 columns after chunk,
-// through a ring of stages, past the end of a panel into the next one. A warpgroup decodes one strip's chunk while its other strip's product is under way.
+// A block stays: four warpgroups each take a strip of 64 rows and up to 128 pairs, and another one brings both operands, chunk of 64 columns after chunk, through a
+// ring of stages, past the end of a panel into the next one. While a warpgroup decodes its strip's chunk, other warpgroups' products are under way.
 //
 // Activations lie arranged (columns.cuh): x since `arrange`, act since gate_up_large stored it. Scales are in the weights, exactly, but for FP8: a row's scale
 // multiplies the sum, and scales of 32 x 32 granules the sum of the columns that share them.
 #pragma once
 #include "../gpu/hopper.cuh"
 #include "columns.cuh"
+#include "pair_table.cuh"
 #include "panels.cuh"
 
 namespace hopper {
 constexpr i32 kMostPairs = kFormat == kFp8 ? 64 : 128;   // FP8 keeps two sums
-constexpr i32 kSums = kMostPairs / 2;                    // of a thread and strip
-constexpr i32 kStrips = 4, kConsumerThreads = 64 * kStrips;   // a warpgroup for two strips
-constexpr i32 kTileBytes = kMostPairs * 128, kStageBytes = (kTileBytes + kStrips * 2 * kBlockBytes + 1023) / 1024 * 1024;
-constexpr i32 kRingBytes = 222 << 10;   // of 227 KiB; cuda.py asks for them, and 1 KiB to align
-constexpr i32 kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
+constexpr i32 kSums = kMostPairs / 2;                    // of a thread
+constexpr i32 kGroups = 4, kConsumerThreads = 128 * kGroups;
+constexpr i32 kChunkBytes = 2 * kBlockBytes;             // of a strip
+constexpr i32 kTileBytes = kMostPairs * 128;             // of a chunk's activations
+// A stage: the tiles of its chunks, then weights as bulk copies bring them: gate_up's strips with all the stage's blocks, down's blocks with all the group's strips.
+constexpr i32 kPerStage = kBits <= 4 ? 2 : 1, kWeightBytes = kPerStage * kGroups * kChunkBytes, kStageBytes = (kPerStage * kTileBytes + kWeightBytes + 1023) / 1024 * 1024;
+constexpr i32 kRingBytes = (222 << 10) - kPairTableBytes;   // of 227 KiB; launches.py asks for 223, with the table and what aligns them
+constexpr i32 kStages = kRingBytes / kStageBytes < 12 ? kRingBytes / kStageBytes : 12;
 constexpr i32 kCopying = 128;   // threads
-constexpr i32 kPanels = 2;
+constexpr i32 kPanels = 3;
+constexpr i32 kThreads = kConsumerThreads + kCopying, kRegisters = 112, kCopyingRegisters = 32;   // of a thread: 4 x 112 + 32 are 5 x 96
 
 struct Ring {
   u64 full[kStages], empty[kStages];   // a stage's
-  u64 told[kPanels], heard[kPanels];   // of `panel`
+  u64 told[kPanels], heard[kPanels];   // of `panel` and `row`
   Panel panel[kPanels];
+  i32 row[kPanels][kMostPairs];        // of a panel's pairs: gate_up's in x, down's in y
   Constants constant[2];               // alike; who does not know which one a lane reads does not take them for one value of the warp
 };
 struct Cursor {
@@ -37,19 +43,31 @@ DEVICE void advance(Cursor& c) {
 template <bool kDown> DEVICE i32 strips_of(const MlpArgs& a) { return kDown ? hidden_padded(a) / 64 : a.tiles; }
 template <bool kDown> DEVICE i32 chunks_of(const MlpArgs& a) { return kDown ? (a.tiles + 1) / 2 : hidden_padded(a) / 64; }
 
-DEVICE void release(Ring& ring, i32 stage) {   // a warp's
+DEVICE void arrive_warp(u64* barrier) {   // all lanes, after all of them: tools that look for races see what each has written
+  sync_warp();
+  barrier_arrive(barrier);
+}
+DEVICE void release(Ring& ring, i32 stage) {   // a warp's; its products have been waited for
   if (thread_id() % 32 == 0) barrier_arrive(&ring.empty[stage]);
 }
 
-// The four copying warps: lane l of warp w copies unit l % 8 of rows 4w + l / 8 and every 16th from there on, and strip w's blocks (bulk
-// copies of a block cost 155 clocks each and 3 for a line, one after the other: 1,400 a chunk). The first warp finds the panels.
+// Rows k = begin .. end - 1 of 16 each.
+template <i32 begin, i32 end> DEVICE void copy_rows(SharedAt to, const u8* rows, const u32* from, i32 left) {
+  if constexpr (begin < end) {
+    copy_async16_if<2048 * begin, 16 * begin>(to, unit_of(rows, from[begin]), left);
+    copy_rows<begin + 1, end>(to, rows, from, left);
+  }
+}
+
+// The four copying warps: lane l of warp w copies unit l % 8 of rows 4w + l / 8 and every 16th from there on; one lane asks for strip w of gate_up, or block w of a
+// stage's of down. A bulk copy costs 145 clocks up to 4 KiB, one after the other. The first warp finds the panels.
 template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* stages) {
   Plan& plan = *args.layer.plan;
-  const i32 lane = thread_id() % 32, warp = (thread_id() - kConsumerThreads) / 32, unit = lane % 8, row = 4 * warp + lane / 8;
+  const i32 lane = thread_id() % 32, warp = uniform((thread_id() - kConsumerThreads) / 32), unit = lane % 8, row = 4 * warp + lane / 8;
   const i32 strips = strips_of<kDown>(args), chunks = chunks_of<kDown>(args);
-  const u8* rows = kDown ? reinterpret_cast<const u8*>(args.act) : args.x_planes.codes;
+  const u8* activations = kDown ? reinterpret_cast<const u8*>(args.act) : args.x_planes.codes;
   const u32 stride = static_cast<u32>(kDown ? args.act_stride : hidden_padded(args)) / 8;   // in 16 bytes
-  const i32 to = row * 128 + (unit ^ (row & 7)) * 16;
+  const SharedAt to = shared_at(stages) + row * 128 + (unit ^ (row & 7)) * 16;
   Cursor next = {0, 0};
   u64 waited = 0;
   Walk walk = begin_walk(plan, args.wave);
@@ -60,7 +78,7 @@ template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* s
     Panel panel;
     if (warp == 0) {
       for (;;) {
-        panel = panel_of(plan, walk, shuffle(drawn, 0), kMostPairs, strips, kStrips);
+        panel = panel_of(plan, walk, shuffle(drawn, 0), kMostPairs, strips, kGroups);
         if (panel.step < 0) break;
         if (lane == 0) {
           drawn = static_cast<i32>(draw_gpu(counter));
@@ -69,44 +87,51 @@ template <bool kDown> DEVICE void produce(const MlpArgs& args, Ring& ring, u8* s
         panel.readable = shuffle(panel.readable, 0);
         if (kDown || panel.readable) break;
       }
-      sync_warp();   // what lane 0 has seen: a row that other blocks have brought
       barrier_wait(&ring.heard[slot], (number / kPanels & 1) ^ 1);
-      if (lane == 0) {
-        ring.panel[slot] = panel;
-        barrier_arrive(&ring.told[slot]);
+      for (i32 i = lane; i < panel.count; i += 32) {
+        const i32 pair = plan.pairs[panel.position + i];
+        ring.row[slot][i] = kDown ? pair : pair / args.layer.top_k;
       }
+      if (lane == 0) ring.panel[slot] = panel;
+      arrive_warp(&ring.told[slot]);   // what lane 0 has seen, a row that other blocks have brought, included
     } else {
       barrier_wait(&ring.told[slot], number / kPanels & 1);
       panel = ring.panel[slot];
-      barrier_arrive(&ring.heard[slot]);
     }
     if (panel.step < 0) break;
-    if (!panel.readable) continue;
     u32 from[kMostPairs / 16];
 #pragma unroll
-    for (i32 k = 0; k < kMostPairs / 16; ++k) {
-      const i32 pair = panel.position + 16 * k + row;
-      if (16 * k + row < panel.count) from[k] = static_cast<u32>(kDown ? pair : plan.pairs[pair] / args.layer.top_k) * stride + static_cast<u32>(unit);
-    }
-    const u8* row_bytes = row_of(args, plan.steps[panel.step]);
-    const i32 own = panel.strip + warp < strips ? panel.strip + warp : strips - 1;   // a warp copies a strip; past the end: any
-    const Strip strip = kDown ? w2_strip(args, row_bytes, own) : w13_strip(args, row_bytes, own);
-    for (i32 c = 0; c < chunks; ++c, advance(next)) {
+    for (i32 k = 0; k < kMostPairs / 16; ++k)
+      if (16 * k + row < panel.count) from[k] = static_cast<u32>(kDown ? panel.position + 16 * k + row : ring.row[slot][16 * k + row]) * stride + static_cast<u32>(unit);
+    if (warp) arrive_warp(&ring.heard[slot]);
+    if (!panel.readable) continue;
+    const Step& step = plan.steps[panel.step];
+    const i32 count = uniform(panel.count), left = count - row, first = uniform(panel.strip), there = strips - first < kGroups ? strips - first : kGroups;
+    const Strip strip = kDown ? w2_strip(args, row_of(args, step), first) : w13_strip(args, row_of(args, step), first + (warp < there ? warp : 0));
+    const u8* rows = activations;
+    if (!kDown && args.fetchers && !step.hit) fence_async();   // other blocks have written the row, perhaps just now; waits for this thread's copies on their way
+    next.stage = uniform(next.stage);
+#pragma unroll 1
+    for (i32 c = 0; c < chunks; advance(next)) {
       u8* stage = stages + next.stage * kStageBytes;
-      const u8 *first = block_of(strip, 2 * c), *second = block_of(strip, 2 * c + 1);
+      u64* full = &ring.full[next.stage];
       barrier_wait(&ring.empty[next.stage], next.parity ^ 1);
-      constexpr i32 kUnits = kBlockBytes / 16;
-#pragma unroll
-      for (i32 i = 0; i < (2 * kUnits + 31) / 32; ++i) {
-        const i32 u = 32 * i + lane;
-        if (u < 2 * kUnits) copy_async16(stage + kTileBytes + warp * 2 * kBlockBytes + 16 * u, u < kUnits ? first + 16 * u : second + 16 * (u - kUnits));
+      const i32 blocks = 2 * (chunks - c < kPerStage ? chunks - c : kPerStage), bytes = kDown ? (warp < blocks ? there * kBlockBytes : 0) : warp < there ? blocks * kBlockBytes : 0;
+      if (elected()) {
+        const i32 block = kDown ? 2 * c + warp : 2 * c;   // past the end: any weights, against zeros
+        barrier_expect(full, static_cast<u32>(bytes));
+        if (bytes) bulk_copy(stage + kPerStage * kTileBytes + warp * (kDown ? kGroups * kBlockBytes : kPerStage * kChunkBytes), block_of(strip, block), static_cast<u32>(bytes), full);
       }
 #pragma unroll
-      for (i32 k = 0; k < kMostPairs / 16; ++k) {
-        if (16 * k >= panel.count) break;
-        if (16 * k + row < panel.count) copy_async16(stage + to + k * 2048, rows + static_cast<u64>(from[k]) * 16 + c * 128);
+      for (i32 s = 0; s < kPerStage; ++s, ++c) {
+        if (c >= chunks) break;
+        const SharedAt at = to + (next.stage * kStageBytes + s * kTileBytes);
+        copy_rows<0, 1>(at, rows, from, left);
+        if (count > 16) copy_rows<1, 4>(at, rows, from, left);
+        if (count > 64) copy_rows<4, kMostPairs / 16>(at, rows, from, left);
+        rows += 128;
       }
-      copies_arrive(&ring.full[next.stage]);
+      copies_arrive(full);
     }
   }
   if (waited) maximum_gpu(&plan.stall[args.wave], waited);
@@ -118,98 +143,129 @@ template <bool kDown> DEVICE i32 row_of_thread(i32 which) {
   return kDown ? 16 * warp + 2 * g + which : 32 * which + 8 * warp + g;
 }
 
-// What a thread decodes of a chunk: its two rows.
+// What a thread decodes of a chunk: its two rows. Where they lie from the strip's chunk on: words, and scales.
 struct Coded { Sixteen row[2]; };
-template <bool kDown> DEVICE void load_coded(Coded& to, const u8* weights) {
-#pragma unroll
-  for (i32 i = 0; i < 2; ++i) load_sixteen(to.row[i], weights, row_of_thread<kDown>(i), thread_id() % 4);
+struct Places { i32 word, scale; };
+template <bool kDown> constexpr i32 kNextBlock = kDown ? kGroups * kBlockBytes : kBlockBytes;   // from a chunk's first to its second one
+template <bool kDown> constexpr i32 kNextChunk = 2 * kNextBlock<kDown>;
+template <bool kDown> DEVICE i32 weights_of_group() {   // in a stage
+  return kPerStage * kTileBytes + uniform(thread_id() / 128) * (kDown ? kBlockBytes : kPerStage * kChunkBytes);
+}
+template <bool kDown> DEVICE Places places() {
+  const i32 t = thread_id() % 4, row = row_of_thread<kDown>(0);
+  if (kByBlocks) return {(2 * t * 64 + row) * 4, 0};
+  return {(t >> 1) * kNextBlock<kDown> + (kWords * (t & 1) * 64 + row) * 4, (t >> 1) * kNextBlock<kDown> + kCodeBytes + (kFormat == kNvfp4 ? (t & 1) * 64 : 0) + row};
+}
+template <bool kDown, i32 by, i32 i = 0> DEVICE void load_words_of(Sixteen& to, SharedAt at) {
+  if constexpr (i < kWords) {
+    to.word[i] = load_word_by<by + (kByBlocks ? (i >> 1) * kNextBlock<kDown> + (i & 1) * 256 : i * 256)>(at);
+    load_words_of<kDown, by, i + 1>(to, at);
+  }
+}
+template <bool kDown> DEVICE void load_coded(Coded& to, SharedAt chunk, const Places& place) {
+  constexpr i32 kNext = kDown ? 1 : 32;   // rows from a thread's first to its second one
+  load_words_of<kDown, 0>(to.row[0], chunk + place.word);
+  load_words_of<kDown, 4 * kNext>(to.row[1], chunk + place.word);
+  if (kBits <= 4) to.row[0].scale = load_byte_by<0>(chunk + place.scale), to.row[1].scale = load_byte_by<kNext>(chunk + place.scale);
+}
+// What decoding needs, in registers outside the loop over K.
+struct Decoder {
+  SharedAt table;
+  u32 lane;
+  Constants constant;
+};
+DEVICE Decoder decoder(const Ring& ring, SharedAt stages) {
+  const Decoder by = {stages - kPairTableBytes, static_cast<u32>(4 * (thread_id() % 32)), {}};
+  return kPairTable ? by : Decoder{by.table, 0, ring.constant[thread_id() & 1]};
 }
 // The A fragments: a[4 s + i] is register i of product s.
-DEVICE void decode_coded(const Coded& from, const Constants& constant, u32 (&a)[16]) {
+DEVICE void decode_coded(const Coded& from, const Decoder& by, u32 (&a)[16]) {
 #pragma unroll
   for (i32 i = 0; i < 2; ++i) {
     u32 pair[8];
-    decode_sixteen(from.row[i], constant, pair);
+    if constexpr (kPairTable) look_up_sixteen(from.row[i], by.table, by.lane, pair);
+    else decode_sixteen(from.row[i], by.constant, pair);
 #pragma unroll
     for (i32 r = 0; r < 8; ++r) a[4 * (r >> 1) + 2 * (r & 1) + i] = pair[r];
   }
 }
 
 // The stage is full: its address.
-DEVICE u8* await_stage(Ring& ring, u8* stages, const Cursor& at) {
+DEVICE SharedAt await_stage(Ring& ring, SharedAt stages, const Cursor& at) {
   barrier_wait(&ring.full[at.stage], at.parity);
   fence_async_shared();   // what copies brought, to wgmma: here, since in the copying warps it waits for all that is on its way
   return stages + at.stage * kStageBytes;
 }
 
-// sum[strip][4 j + 2 i + q]: the thread's row i, pair 8 j + 2 t + q. One strip is decoded while the other one's product is under way.
-template <bool kDown> DEVICE void multiply_panel(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[2][kSums]) {
-  const i32 weights = kTileBytes + thread_id() / 128 * 4 * kBlockBytes;
-  const Constants constant = ring.constant[thread_id() & 1];
-  u32 a[2][16];
+// sum[4 j + 2 i + q]: the thread's row i, pair 8 j + 2 t + q.
+template <bool kDown> DEVICE void multiply_panel(Ring& ring, SharedAt stages, Cursor& at, i32 chunks, i32 units, float (&sum)[kSums]) {
+  const i32 weights = weights_of_group<kDown>();
+  const Decoder by = decoder(ring, stages);
+  const Places place = places<kDown>();
+  u32 a[16] = {};
   i32 before = 0;
 #pragma unroll
-  for (i32 i = 0; i < kSums; ++i) sum[0][i] = sum[1][i] = 0.0f;
-  for (i32 c = 0; c < chunks; ++c) {
-    u8* stage = await_stage(ring, stages, at);
-    Coded coded[2];
+  for (i32 i = 0; i < kSums; ++i) sum[i] = 0.0f;
+#pragma unroll 1
+  for (i32 c = 0; c < chunks; advance(at)) {
+    const SharedAt stage = await_stage(ring, stages, at);
 #pragma unroll
-    for (i32 strip = 0; strip < 2; ++strip)
-      if (kBits < 16) load_coded<kDown>(coded[strip], stage + weights + strip * 2 * kBlockBytes);
-#pragma unroll
-    for (i32 strip = 0; strip < 2; ++strip) {
-      if (kBits == 16) load_coded<kDown>(coded[strip], stage + weights + strip * 2 * kBlockBytes);   // BF16's codes are the fragments: registers of the last product
-      decode_coded(coded[strip], constant, a[strip]);
-      multiply_tile<4>(sum[strip], a[strip], tile_descriptor(stage), units, true);
-      products_wait<1>();   // the other strip's: its registers are free
-      if (strip == 0 && c) release(ring, before);
+    for (i32 s = 0; s < kPerStage; ++s, ++c) {
+      if (s && c >= chunks) break;
+      Coded coded;
+      if (kBits < 16) load_coded<kDown>(coded, stage + (weights + s * kNextChunk<kDown>), place);
+      products_wait<0>();
+      keep_registers(a, by.table);
+      if (s == 0 && c) release(ring, before);
+      if (kBits == 16) load_coded<kDown>(coded, stage + (weights + s * kNextChunk<kDown>), place);   // codes are the fragments: registers of the last product
+      decode_coded(coded, by, a);
+      multiply_tile<4>(sum, a, tile_descriptor(stage + s * kTileBytes), units, true);
     }
     before = at.stage;
-    advance(at);
   }
   products_wait<0>();
-  settle(sum[0]);
-  settle(sum[1]);
+  keep_registers(a, by.table);
+  settle(sum);
   release(ring, before);
 }
 
 // The same for scales of 32 x 32 granules: products go on in `part` for as long as both granules' scales are what they were.
-template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, u8* stages, Cursor& at, i32 chunks, i32 units, float (&sum)[2][kSums]) {
-  const i32 group = thread_id() / 128, half = thread_id() % 128 / 64;
-  const Constants constant = ring.constant[thread_id() & 1];
-  float part[2][kSums], scale[2][2] = {};
+template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, SharedAt stages, Cursor& at, i32 chunks, i32 units, float (&sum)[kSums]) {
+  const i32 weights_at = weights_of_group<kDown>(), half = thread_id() % 128 / 64;
+  const Decoder by = decoder(ring, stages);
+  const Places place = places<kDown>();
+  float part[kSums], scale[2] = {};
 #pragma unroll
-  for (i32 i = 0; i < kSums; ++i) sum[0][i] = sum[1][i] = part[0][i] = part[1][i] = 0.0f;
-  const auto add_part = [&](i32 strip) {
+  for (i32 i = 0; i < kSums; ++i) sum[i] = part[i] = 0.0f;
+  const auto add_part = [&]() {
     products_wait<0>();
-    settle(part[strip]);
+    settle(part);
 #pragma unroll
-    for (i32 i = 0; i < kSums; ++i) sum[strip][i] = fused_multiply_add(part[strip][i], scale[strip][kDown ? half : i >> 1 & 1], sum[strip][i]);
+    for (i32 i = 0; i < kSums; ++i) sum[i] = fused_multiply_add(part[i], scale[kDown ? half : i >> 1 & 1], sum[i]);
   };
-  for (i32 c = 0; c < chunks; ++c, advance(at)) {
-    u8* stage = await_stage(ring, stages, at);
-    const TileDescriptor tile = tile_descriptor(stage);
-#pragma unroll
-    for (i32 strip = 0; strip < 2; ++strip) {
-      const u8* weights = stage + kTileBytes + (2 * group + strip) * 2 * kBlockBytes;
+  for (i32 c = 0; c < chunks; advance(at)) {
+    const SharedAt stage = await_stage(ring, stages, at);
+    for (i32 s = 0; s < kPerStage && c < chunks; ++s, ++c) {
+      const TileDescriptor tile = tile_descriptor(stage + s * kTileBytes);
+      const SharedAt weights = stage + (weights_at + s * kNextChunk<kDown>);
       u32 a[16];
       Coded coded;
-      load_coded<kDown>(coded, weights);
-      decode_coded(coded, constant, a);
+      load_coded<kDown>(coded, stage + (weights_at + s * kNextChunk<kDown>), place);
+      decode_coded(coded, by, a);
 #pragma unroll
       for (i32 b = 0; b < 2; ++b) {
-        const float low = load_float(weights + b * kBlockBytes + kCodeBytes), high = load_float(weights + b * kBlockBytes + kCodeBytes + 4);
-        const bool goes_on = (c || b) && low == scale[strip][0] && high == scale[strip][1];
-        if ((c || b) && !goes_on) add_part(strip);
-        scale[strip][0] = low, scale[strip][1] = high;
-        multiply_tile<2>(part[strip], a + 8 * b, tile + 2 * b * kDescriptorStep, units, goes_on);
+        const float low = as_float(load_word_by<kCodeBytes>(weights + b * kNextBlock<kDown>)), high = as_float(load_word_by<kCodeBytes + 4>(weights + b * kNextBlock<kDown>));
+        const bool goes_on = (c || b) && low == scale[0] && high == scale[1];
+        if ((c || b) && !goes_on) add_part();
+        scale[0] = low, scale[1] = high;
+        multiply_tile<2>(part, a + 8 * b, tile + 2 * b * kDescriptorStep, units, goes_on);
       }
       products_wait<0>();
+      keep_registers(a, by.table);
     }
     release(ring, at.stage);
   }
-  add_part(0);
-  add_part(1);
+  add_part();
 }
 
 // What stands before the sum of row i: FP8's scale of the row, and the matrix's own.
@@ -219,25 +275,26 @@ template <bool kDown> DEVICE float factor(const MlpArgs& args, const u8* row, co
 }
 
 // The sums of a strip go where they belong.
-DEVICE void store_down(const MlpArgs& args, const Panel& panel, const u8* row, i32 number, const float (&sum)[kSums]) {
+DEVICE void store_down(const MlpArgs& args, const i32* rows, i32 count, const u8* row, i32 number, const float (&sum)[kSums]) {
   const i32 t = thread_id() % 4, column = 64 * number + row_of_thread<true>(0);   // and the next one: hidden is even
   if (column >= args.hidden) return;
   const Strip strip = w2_strip(args, row, number);
   const float factors[2] = {factor<true>(args, row, strip, 0), factor<true>(args, row, strip, 1)};
   const float bias[2] = {down_bias(args, row, column), down_bias(args, row, column + 1)};
+  u16* const y = args.y + column;
 #pragma unroll
   for (i32 j = 0; j < kSums / 4; ++j) {
-    if (8 * j >= panel.count) return;
+    if (8 * j >= count) return;
 #pragma unroll
     for (i32 q = 0; q < 2; ++q) {
       const i32 pair = 8 * j + 2 * t + q;
-      if (pair >= panel.count) continue;
+      if (pair >= count) continue;
       const u32 both = pack_bf16(fused_multiply_add(sum[4 * j + q], factors[0], bias[0]), fused_multiply_add(sum[4 * j + 2 + q], factors[1], bias[1]));
-      *reinterpret_cast<u32*>(args.y + static_cast<i64>(args.layer.plan->pairs[panel.position + pair]) * args.hidden + column) = both;
+      *reinterpret_cast<u32*>(y + static_cast<i64>(rows[pair]) * args.hidden) = both;
     }
   }
 }
-DEVICE void store_gate_up(const MlpArgs& args, const Panel& panel, const u8* row, i32 number, const float (&sum)[kSums]) {
+DEVICE void store_gate_up(const MlpArgs& args, i32 position, i32 count, const u8* row, i32 number, const float (&sum)[kSums]) {
   const i32 t = thread_id() % 4, value = row_of_thread<false>(0), column = 32 * number + value;
   if (column >= args.act_stride) return;   // zeros up to there
   const bool there = number < args.tiles && 32 * args.tile_begin + column < args.inter, second = value & kApart;
@@ -245,81 +302,78 @@ DEVICE void store_gate_up(const MlpArgs& args, const Panel& panel, const u8* row
   const float factors[2] = {factor<false>(args, row, strip, 0), factor<false>(args, row, strip, 1)};
   const float bias[2] = {tile_bias(args, strip, 0, value), tile_bias(args, strip, 1, value)};
   const i64 step = 8 * args.act_stride;
-  u16* to = args.act + (panel.position + 2 * t + second) * args.act_stride + column / 64 * 64 + place_of(column % 64);
+  u16* to = args.act + (position + 2 * t + second) * args.act_stride + column / 64 * 64 + place_of(column % 64);
 #pragma unroll
   for (i32 j = 0; j < kSums / 4; ++j, to += step) {
-    if (8 * j >= panel.count) return;
+    if (8 * j >= count) return;
     float v[2];
 #pragma unroll
     for (i32 q = 0; q < 2; ++q)
       v[q] = activate(args, fused_multiply_add(sum[4 * j + q], factors[0], bias[0]), fused_multiply_add(sum[4 * j + 2 + q], factors[1], bias[1]));
     // The pair's other value is another lane's: one of them stores both of pair 2t, the other one those of 2t + 1.
     const u32 mine = there ? pack_bf16(v[0], v[1]) : 0, other = shuffle_xor(mine, 4 * kApart);
-    if (8 * j + 2 * t + second < panel.count) *reinterpret_cast<u32*>(to) = second ? permute_bytes(other, mine, 0x7632) : permute_bytes(mine, other, 0x5410);
+    if (8 * j + 2 * t + second < count) *reinterpret_cast<u32*>(to) = second ? permute_bytes(other, mine, 0x7632) : permute_bytes(mine, other, 0x5410);
   }
 }
 
-// A warpgroup's two strips of a panel.
-template <bool kDown> DEVICE void consume(const MlpArgs& args, Ring& ring, u8* stages, Cursor& at, const Panel& panel) {
-  float sum[2][kSums];
-  const i32 units = uniform((panel.count + 15) / 16);
+// A warpgroup's strip of a panel.
+template <bool kDown> DEVICE void consume(const MlpArgs& args, Ring& ring, SharedAt stages, Cursor& at, i32 slot) {
+  const Panel panel = ring.panel[slot];
+  float sum[kSums];
+  const i32 units = uniform((panel.count + 15) / 16), number = panel.strip + thread_id() / 128;
   if constexpr (kFormat == kFp8) multiply_panel_granules<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
   else multiply_panel<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
   const u8* row = row_of(args, args.layer.plan->steps[panel.step]);
-#pragma unroll
-  for (i32 i = 0; i < 2; ++i) {
-    const i32 number = panel.strip + 2 * (thread_id() / 128) + i;
-    if constexpr (kDown) store_down(args, panel, row, number, sum[i]);
-    else store_gate_up(args, panel, row, number, sum[i]);
-  }
+  if constexpr (kDown) store_down(args, ring.row[slot], panel.count, row, number, sum);
+  else store_gate_up(args, panel.position, panel.count, row, number, sum);
 }
 
 // The answers of an expert whose row is lost.
-DEVICE void store_zeros(const MlpArgs& args, const Panel& panel) {
+DEVICE void store_zeros(const MlpArgs& args, const Panel& panel, const i32* rows) {
   const i32 column = 64 * panel.strip + 2 * (thread_id() % 128);   // 128 threads, 4 strips
   if (column >= args.hidden) return;
   for (i32 pair = thread_id() / 128; pair < panel.count; pair += kConsumerThreads / 128)
-    *reinterpret_cast<u32*>(args.y + static_cast<i64>(args.layer.plan->pairs[panel.position + pair]) * args.hidden + column) = 0;
+    *reinterpret_cast<u32*>(args.y + static_cast<i64>(rows[pair]) * args.hidden + column) = 0;
 }
 
 template <bool kDown> DEVICE void run(const MlpArgs& args, u8* memory) {
   SHARED(Ring, ring);
-  u8* stages = align_shared(memory);
+  u8* stages = align_shared(memory) + kPairTableBytes;
+  make_pair_table(stages - kPairTableBytes);
   if (thread_id() == 0) {
-    for (i32 i = 0; i < kStages; ++i) barrier_init(&ring.full[i], kCopying), barrier_init(&ring.empty[i], kConsumerThreads / 32);
-    for (i32 i = 0; i < kPanels; ++i) barrier_init(&ring.told[i], 1), barrier_init(&ring.heard[i], kConsumerThreads + kCopying - 32);
+    for (i32 i = 0; i < kStages; ++i) barrier_init(&ring.full[i], kCopying + kCopying / 32), barrier_init(&ring.empty[i], kConsumerThreads / 32);
+    for (i32 i = 0; i < kPanels; ++i) barrier_init(&ring.told[i], 32), barrier_init(&ring.heard[i], kConsumerThreads + kCopying - 32);
     ring.constant[0] = ring.constant[1] = constants();
     barriers_ready();
   }
   sync_block();
   if (thread_id() >= kConsumerThreads) {
-    fewer_registers<40>();
+    fewer_registers<kCopyingRegisters>();
     return produce<kDown>(args, ring, stages);
   }
-  more_registers<232>();
+  more_registers<kRegisters>();
   Cursor at = {0, 0};
+  const SharedAt stages_at = uniform_at(shared_at(stages));
   for (i32 number = 0;; ++number) {
     const i32 slot = number % kPanels;
     barrier_wait(&ring.told[slot], number / kPanels & 1);
-    const Panel panel = ring.panel[slot];
-    barrier_arrive(&ring.heard[slot]);
-    if (panel.step < 0) return;
-    if (panel.readable) consume<kDown>(args, ring, stages, at, panel);
-    else store_zeros(args, panel);
-    sync_warp();   // lanes may leave the stores apart; together again, the loop over K has its addresses in uniform registers
+    if (ring.panel[slot].step < 0) return;
+    if (ring.panel[slot].readable) consume<kDown>(args, ring, stages_at, at, slot);
+    else store_zeros(args, ring.panel[slot], ring.row[slot]);
+    arrive_warp(&ring.heard[slot]);   // lanes may leave the stores apart; together again, the loop over K has its addresses in uniform registers
   }
 }
 
 }  // namespace hopper
 
-KERNEL_ALONE(gate_up_large, MlpArgs, args, 384) {
+KERNEL_ALONE(gate_up_large, MlpArgs, args, hopper::kThreads) {
   DYNAMIC_SHARED(memory);
   if (args.wave >= args.layer.plan->waves) return;
   fetch_first(args);
   hopper::run<false>(args, memory);
 }
 
-KERNEL_ALONE(down_large, MlpArgs, args, 384) {
+KERNEL_ALONE(down_large, MlpArgs, args, hopper::kThreads) {
   DYNAMIC_SHARED(memory);
   if (args.wave >= args.layer.plan->waves) return;
   hopper::run<true>(args, memory);

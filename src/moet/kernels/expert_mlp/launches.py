@@ -10,12 +10,13 @@ from moet.kernels.paging.state import RESOLVE_THREADS
 
 INTEGER_FORMATS = ("sym2", "tcq2", "mxfp4", "nvfp4")
 """Row formats whose levels are small integers: their small kernels compute with int8 planes of the activations (activations.cuh)."""
-STAGE_BYTES = {"sym2": 2304, "tcq2": 2304, "mxfp4": 2176, "nvfp4": 2304}
-"""Of four or two blocks on their way through shared memory (ring.cuh)."""
-TABLE_BYTES = 128 << 10
-"""Of tcq2's table (integers.cuh)."""
-SMALL_GROUPS = 4
-"""Of four warps, of a block of mlp_small."""
+PIECE_BYTES = {"sym2": 1152, "tcq2": 1152, "mxfp4": 2176, "nvfp4": 2304}
+"""Of a chunk, 64 rows x 64 columns, on its way through shared memory (stream.cuh)."""
+TABLE_END = 224 << 10
+"""Of the dynamic shared memory: where tcq2's table ends (integers.cuh), 97 + 128 KiB from where the system's 1 KiB begins."""
+GROUP_BYTES = {True: 5984, False: 160 + 4 * 64 * 4 * 9}
+"""Of struct Group: in stream.cuh, for formats of integers, and in small_grouped.cuh."""
+MOST_STAGES = 6
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: whoever finishes a strip then has at most two rounds of loads to do."""
@@ -43,24 +44,39 @@ class SmallKernel:
     arch: int
 
     @property
+    def integers(self) -> bool:
+        return self.format in INTEGER_FORMATS
+
+    @property
+    def groups(self) -> int:
+        """Of warps that take an item together, of a block."""
+        return 4 if self.arch == 90 or not self.integers else 3
+
+    @property
+    def threads(self) -> int:
+        """Four warps of a group compute; for formats of integers it has a feeder and a finisher, too."""
+        return 32 * self.groups * (6 if self.integers else 4)
+
+    @property
     def shared_bytes(self) -> int:
-        """Kernel::kSharedBytes of small.cuh: a table, the groups' items and sums, the stages of the warps' weights."""
-        integer = self.format in INTEGER_FORMATS
-        before = TABLE_BYTES * _has_table(self.format, self.arch) + SMALL_GROUPS * (160 + 4 * 64 * 4 * (5 if integer else 9))
-        if not integer:
-            return before
-        warps, stage = 4 * SMALL_GROUPS, STAGE_BYTES[self.format] + 8
-        return before + warps * min(4, (_shared_limit(self.arch) - before) // (warps * stage)) * stage
+        """kSharedBytes of stream.cuh and small_grouped.cuh: a table, the groups, the stages of their weights."""
+        groups = self.groups * GROUP_BYTES[self.integers]
+        if not self.integers:
+            return groups
+        if self.has_table:
+            return TABLE_END
+        stage = self.groups * 4 * PIECE_BYTES[self.format]
+        return groups + min(MOST_STAGES, (_shared_limit(self.arch) - groups) // stage) * stage
 
-
-def _has_table(format: str, arch: int) -> bool:
-    """kTable of integers.cuh."""
-    return format == "tcq2" and arch in (90, 100)
+    @property
+    def has_table(self) -> bool:
+        """kTable of integers.cuh."""
+        return self.format == "tcq2" and self.arch in (90, 100)
 
 
 def _shared_limit(arch: int) -> int:
-    """Bytes of shared memory that a block may have."""
-    return {80: 163, 90: 227, 100: 227}.get(arch, 99) << 10
+    """Bytes of dynamic shared memory that a block may have, beside 256 of its variables."""
+    return ({80: 163, 90: 227, 100: 227}.get(arch, 99) << 10) - 256
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,7 @@ class ExpertKernels:
     def begin(self, args: MlpArgs, size: str, stream: int) -> None:
         """The plan, and what the GEMMs of `size` read of x."""
         if size == "small" and self.format in INTEGER_FORMATS:
-            self.pager.launch("begin", 1 + args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
+            self.pager.launch("begin", 1 + args.layer.tokens, RESOLVE_THREADS, args, stream=stream, early=True)
         else:
             self.pager.launch("resolve", 1, RESOLVE_THREADS, args.layer, stream=stream)
         if size == "large":
@@ -109,8 +125,8 @@ class ExpertKernels:
     def _small(self, args: MlpArgs, stream: int, early: bool) -> None:
         kernel = SmallKernel(self.format, self.arch)
         pairs, strips = args.layer.tokens * args.layer.top_k, -(-args.hidden // 64)
-        blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // SMALL_GROUPS) + args.fetchers)
-        self.module.launch("mlp_small", blocks, 128 * SMALL_GROUPS, args, kernel.shared_bytes, stream, early)
+        blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // kernel.groups) + args.fetchers)
+        self.module.launch("mlp_small", blocks, kernel.threads, args, kernel.shared_bytes, stream, early)
 
     def _large(self, args: MlpArgs, stream: int) -> None:
         pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))
@@ -145,5 +161,5 @@ class LargeKernel:
 
 
 MMA = LargeKernel("large", 128, 2, 4, 0, "arrange")
-HOPPER = LargeKernel("large", 384, 1, 4, 223 << 10, "arrange")   # kRingBytes of large_hopper.cuh, and what aligns them
+HOPPER = LargeKernel("large", 640, 1, 4, 223 << 10, "arrange")   # kRingBytes of large_hopper.cuh, a table, and what aligns them
 SCALED = LargeKernel("scaled", 128, 2, 4, 0, "quantize_x")

@@ -9,7 +9,6 @@
 
 DEVICE u16 to_bf16(float v) { return static_cast<u16>(pack_bf16(v, 0.0f)); }
 DEVICE float not_a_number() { return as_float(0x7fc00000u); }
-DEVICE float from_bf16(u16 v) { return as_float(static_cast<u32>(v) << 16); }
 
 // The blocks of a strip: block k (32 columns) is at `at + k * stride`.
 struct Strip {

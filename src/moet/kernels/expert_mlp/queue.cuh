@@ -1,5 +1,5 @@
 // The work of one launch of small.cuh, in the order in which it is handed out: every (step of the wave, tile of pairs, tile of w13), then every (step, tile of pairs,
-// strip of w2). A group of warps draws an item, and the one after it while it computes.
+// strip of w2).
 #pragma once
 #include "mlp.cuh"
 
@@ -21,7 +21,8 @@ struct Queue {             // a warp's, alike in its lanes; items are asked for 
   i32 before;              // items of the steps before them
   i32 tiles;               // of pairs, of all steps, once `kind` is kDown
 };
-DEVICE Queue open_queue(const MlpArgs& a) { return {kGateUp, a.layer.plan->wave_begin[a.wave], 0, 0}; }
+DEVICE i32 first_step(const MlpArgs& a) { return a.wave ? a.layer.plan->wave_begin[a.wave] : 0; }   // without a round trip to memory for the usual wave
+DEVICE Queue open_queue(const MlpArgs& a) { return {kGateUp, first_step(a), 0, 0}; }
 
 // All lanes of a warp: item number `index` of the wave. pairs: of a tile.
 DEVICE void locate(const MlpArgs& a, Queue& q, i32 index, i32 pairs, Item& out) {
@@ -33,12 +34,11 @@ DEVICE void locate(const MlpArgs& a, Queue& q, i32 index, i32 pairs, Item& out) 
         if (lane == 0) out.kind = kNothingLeft;
         return;
       }
-      q = {kDown, plan.wave_begin[a.wave], q.before, q.before / a.tiles};
+      q = {kDown, first_step(a), q.before, q.before / a.tiles};
     }
     const i32 step = q.first + lane, strips = q.kind == kGateUp ? a.tiles : hidden_padded(a) / 64;
-    Step s = {};
-    if (step < end) s = plan.steps[step];
-    const i32 tiles = (s.pair_count + pairs - 1) / pairs, items = tiles * strips;
+    const Step s = plan.steps[step < kMaxExperts ? step : 0];   // in any case: beside the load of `end`
+    const i32 tiles = step < end ? (s.pair_count + pairs - 1) / pairs : 0, items = tiles * strips;
     i32 through = items;   // this lane's step
 #pragma unroll
     for (i32 i = 1; i < 32; i *= 2) {

@@ -36,15 +36,14 @@ DEVICE i32 block_count() { return gridDim.x; }
 
 struct __align__(16) Vec4 { u32 x, y, z, w; };
 struct __align__(8) Vec2 { u32 x, y; };
-// 4 and 16 bytes at `offset` into the dynamic shared memory.
-DEVICE u32 load_shared(u32 offset) {
-  extern __shared__ __align__(16) u8 dynamic_memory[];
-  return *reinterpret_cast<const u32*>(dynamic_memory + offset);
+// 4 and 16 bytes of shared memory, by shared_address (copies.cuh); of load_shared_at the first part of it is known to the compiler, which spares an addition.
+DEVICE u32 load_shared(u32 address) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address)); return v; }
+DEVICE Vec4 load_shared16(u32 address) {
+  Vec4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
 }
-DEVICE Vec4 load_shared16(u32 offset) {
-  extern __shared__ __align__(16) u8 dynamic_memory[];
-  return *reinterpret_cast<const Vec4*>(dynamic_memory + offset);
-}
+template <u32 kAt> DEVICE u32 load_shared_at(u32 offset) { u32 v; asm("ld.shared.u32 %0, [%1 + %2];" : "=r"(v) : "r"(offset), "n"(kAt)); return v; }   // of what no longer changes
 
 // --- memory order. `sys`: the CPU and devices too. Loads below never use the read-only cache.
 DEVICE u32 load_acquire_gpu(const u32* p) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
@@ -53,6 +52,11 @@ DEVICE u32 load_acquire_sys(const u32* p) { u32 v; asm volatile("ld.acquire.sys.
 DEVICE u64 load_acquire_sys(const u64* p) { u64 v; asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
 DEVICE void store_release_sys(u32* p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 DEVICE void store_release_sys(u64* p, u64 v) { asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
+// Without an order; fence_gpu() behind it makes it one that acquires. A loop that acquires each time would empty the L1 cache each time.
+DEVICE u32 load_relaxed_gpu(const u32* p) { u32 v; asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+// Releases; of whoever synchronised with this thread, too.
+DEVICE void add_release_gpu(u32* p, u32 v) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+DEVICE u32 draw_release_gpu(u32* p) { u32 o; asm volatile("atom.release.gpu.global.add.u32 %0, [%1], 1;" : "=r"(o) : "l"(p) : "memory"); return o; }   // returns the value before
 // Acquire and release at once; returns the value before.
 DEVICE u32 atomic_add_gpu(u32* p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
 // Returns the value before; orders nothing.
@@ -79,15 +83,20 @@ DEVICE Vec4 load_vector(const u8* base, u32 offset) {
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(base + offset));
   return v;
 }
-DEVICE Vec2 load_double(const u8* base, u32 offset) {
-  Vec2 v;
-  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(base + offset));
-  return v;
-}
 DEVICE u32 load_single(const u8* base, u32 offset) {
   u32 v;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(base + offset));
   return v;
+}
+// The same without a branch: where not `there`, v stays what it is.
+DEVICE void load_vector_if(bool there, Vec4& v, const u8* p) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"(static_cast<i32>(there)));
+}
+DEVICE void load_double_if(bool there, u32& x, u32& y, const u8* p) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\t@p ld.global.v2.u32 {%0, %1}, [%2];\n\t}" : "+r"(x), "+r"(y) : "l"(p), "r"(static_cast<i32>(there)));
+}
+DEVICE void load_single_if(bool there, u32& x, const u8* p) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t@p ld.global.u32 %0, [%1];\n\t}" : "+r"(x) : "l"(p), "r"(static_cast<i32>(there)));
 }
 DEVICE void store16(void* p, Vec4 v) { *reinterpret_cast<Vec4*>(p) = v; }
 

@@ -9,15 +9,29 @@
 // --- a barrier in shared memory: a phase ends when `count` arrivals have come and so have the bytes that were announced. Phases have parities 0, 1, 0, ...
 DEVICE void barrier_init(u64* b, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory"); }
 // One thread, after the last barrier_init and before the block meets: other units see them.
-DEVICE void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async;" ::: "memory"); }
+DEVICE void barriers_ready() {
+#if MOET_ARCH >= 90
+  asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async;" ::: "memory");
+#endif
+}
 DEVICE void barrier_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory"); }
 DEVICE void barrier_expect(u64* b, u32 bytes) {   // arrives, too
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
 }
-// Until the phase of that parity is over.
+// Whether the phase of that parity is over.
+DEVICE bool barrier_test(u64* b, u32 parity) {
+  u32 v;
+  asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(v) : "r"(shared_address(b)), "r"(parity) : "memory");
+  return v;
+}
+// Until it is.
 DEVICE void barrier_wait(u64* b, u32 parity) {
-  asm volatile("{\n\t.reg .pred p;\n\tagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@p bra done;\n\tbra again;\n\tdone:\n\t}"
-               :: "r"(shared_address(b)), "r"(parity) : "memory");
+#if MOET_ARCH >= 90
+  asm volatile("{\n\t.reg .pred p;\n\tagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n\t@p bra done;\n\tbra again;\n\tdone:\n\t}"
+               :: "r"(shared_address(b)), "r"(parity), "r"(1000000) : "memory");   // asleep for a millisecond at most
+#else
+  while (!barrier_test(b, parity)) pause(20);
+#endif
 }
 // One lane of a warp that all are here with: what it does then takes uniform registers, as copies do.
 DEVICE bool elected() {
@@ -32,6 +46,24 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
 }
 // Arrives when this thread's copies up to here have landed.
 DEVICE void copies_arrive(u64* b) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(shared_address(b)) : "memory"); }
+// An address in shared memory, as wide as instructions take it. A copy of 16 bytes, and loads, at fixed distances from one; the copy is made if left > least.
+using SharedAt = u32;
+DEVICE SharedAt shared_at(const void* p) { return shared_address(p); }
+DEVICE SharedAt uniform_at(SharedAt at) { return __shfl_sync(0xffffffffu, at, 0); }   // as uniform(); also, it is not computed again
+template <i32 to_by, i32 least> DEVICE void copy_async16_if(SharedAt to, const u8* from, i32 left) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.gt.s32 p, %2, %4;\n\t@p cp.async.cg.shared.global [%0+%3], [%1], 16;\n\t}"
+               :: "r"(to), "l"(from), "r"(left), "n"(to_by), "n"(least) : "memory");
+}
+template <i32 by> DEVICE u32 load_word_by(SharedAt at) { u32 v; asm volatile("ld.shared.u32 %0, [%1+%2];" : "=r"(v) : "r"(at), "n"(by) : "memory"); return v; }
+template <i32 by> DEVICE u32 load_byte_by(SharedAt at) { u32 v; asm volatile("ld.shared.u8 %0, [%1+%2];" : "=r"(v) : "r"(at), "n"(by) : "memory"); return v; }
+// Loads from a table at a place in it.
+DEVICE u32 load_word_at(SharedAt table, u32 place) { u32 v; asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(table + place)); return v; }
+// The 16 bytes number `index`.
+DEVICE const u8* unit_of(const u8* base, u32 index) {
+  u64 p;
+  asm("mad.wide.u32 %0, %1, 16, %2;" : "=l"(p) : "r"(index), "l"(base));
+  return reinterpret_cast<const u8*>(p);
+}
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }   // what this thread knows of memory comes before bulk copies
 // This thread's stores and copies to shared memory come before what wgmma reads.
 DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -48,7 +80,8 @@ DEVICE u8* align_shared(u8* p) { return p + (-shared_address(p) & 1023u); }   //
 // Sixteen columns on are 32 bytes on.
 using TileDescriptor = u32;   // the lower half of what the PTX ISA calls a matrix descriptor; the upper one is the same for all, and additions carry nothing into it
 constexpr u32 kDescriptorStep = 32 >> 4;
-DEVICE TileDescriptor tile_descriptor(const void* tile) { return 1u << 16 | (shared_address(tile) & 0x3ffffu) >> 4; }
+DEVICE TileDescriptor tile_descriptor(SharedAt tile) { return 1u << 16 | (tile & 0x3ffffu) >> 4; }
+DEVICE TileDescriptor tile_descriptor(const void* tile) { return tile_descriptor(shared_address(tile)); }
 
 #define MOET_D(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MOET_WGMMA(n, list, a0, a1, a2, a3, b, keep, ...)                                                                                             \
@@ -81,31 +114,40 @@ template <i32 n, i32 steps, i32 size> DEVICE void wgmma_steps(float (&d)[size], 
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");   // registers written before, products after
 #pragma unroll
     for (i32 s = 0; s < steps; ++s) wgmma<n>(d, a + 4 * s, tile + s * kDescriptorStep, s || adds);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");   // in each branch: behind them, ptxas makes a group of nothing
   }
 }
 // A group of products: 16 * steps of K, 16 * units columns of a tile (at most 2 * size). a: 4 registers a step. adds: to d. All threads say the same. One loop over K
 // with these eight in it takes a third of the code of eight loops, and ptxas finds registers for it; it takes turns between the products of eight loops ("C7512").
+// Comparisons, not a switch: a jump through a table takes a hundred clocks, in every turn. One unit and the widest tiles are found first.
 template <i32 steps, i32 size> DEVICE void multiply_tile(float (&d)[size], const u32* a, TileDescriptor tile, i32 units, bool adds) {
-  if (units <= 4) {   // comparisons, not a switch: a jump through a table takes a hundred clocks, in every turn
-    if (units <= 2) {
-      if (units == 1) wgmma_steps<16, steps>(d, a, tile, adds);
-      else wgmma_steps<32, steps>(d, a, tile, adds);
-    } else {
-      if (units == 3) wgmma_steps<48, steps>(d, a, tile, adds);
-      else wgmma_steps<64, steps>(d, a, tile, adds);
-    }
+  if (units == 1) {
+    wgmma_steps<16, steps>(d, a, tile, adds);
+  } else if (units >= 7) {
+    if (units == 8) wgmma_steps<128, steps>(d, a, tile, adds);
+    else wgmma_steps<112, steps>(d, a, tile, adds);
+  } else if (units <= 3) {
+    if (units == 2) wgmma_steps<32, steps>(d, a, tile, adds);
+    else wgmma_steps<48, steps>(d, a, tile, adds);
+  } else if (units == 4) {
+    wgmma_steps<64, steps>(d, a, tile, adds);
   } else {
-    if (units <= 6) {
-      if (units == 5) wgmma_steps<80, steps>(d, a, tile, adds);
-      else wgmma_steps<96, steps>(d, a, tile, adds);
-    } else {
-      if (units == 7) wgmma_steps<112, steps>(d, a, tile, adds);
-      else wgmma_steps<128, steps>(d, a, tile, adds);
-    }
+    if (units == 5) wgmma_steps<80, steps>(d, a, tile, adds);
+    else wgmma_steps<96, steps>(d, a, tile, adds);
   }
 }
 template <i32 n> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(n) : "memory"); }   // until at most n groups are under way
+// Behind the wait for products: their 16 A registers were theirs up to here. ptxas does not know that products still read what was handed to them, and gives the
+// registers to the next values; stores that never happen make it keep them. `never` is not 0, but that is for memory to know. Twelve stores are jumped over, four
+// would be predicated and take their turns in every loop.
+#define MOET_STORE_A(at)                                                                                                             \
+  "st.shared.v4.u32 [%16+" #at "], {%0, %1, %2, %3};\n\tst.shared.v4.u32 [%16+" #at "+16], {%4, %5, %6, %7};\n\t"                    \
+  "st.shared.v4.u32 [%16+" #at "+32], {%8, %9, %10, %11};\n\tst.shared.v4.u32 [%16+" #at "+48], {%12, %13, %14, %15};\n\t"
+DEVICE void keep_registers(const u32 (&a)[16], SharedAt never) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %16, 0;\n\t@p bra.uni kept;\n\t" MOET_STORE_A(0) MOET_STORE_A(64) MOET_STORE_A(128) "kept:\n\t}"
+               :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]),
+                  "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "r"(never) : "memory");
+}
 // After the last of them: sums are read behind it, not before.
 template <i32 size> DEVICE void settle(float (&d)[size]) {
 #pragma unroll

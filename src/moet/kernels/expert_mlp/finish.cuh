@@ -1,0 +1,94 @@
+// The finisher of a group of mlp_small (small_streamed.cuh), one warp: adds up the consumers' sums of an item, in their order; values between gate/up and down go to
+// `act` as planes, answers to `y`. It tells others what is there, and adds up the places of a strip of the hidden columns that it is the last one to complete.
+#pragma once
+#include "combine.cuh"
+#include "group.cuh"
+
+struct Finisher {
+  const MlpArgs& args;
+  Group& group;
+  const i32 lane;
+
+  DEVICE_MEMBER float total(i32 row, i32 pair) {
+    float v = 0.0f;
+#pragma unroll
+    for (i32 w = 0; w < kConsumers; ++w) v = add(v, group.sums[w][row * kPitch + pair]);
+    return multiply(v, kAfter);
+  }
+  // Rows lane and 32 + lane of all pairs, once they are there; the consumers may store the next item's then.
+  DEVICE_MEMBER void take_sums(u32 parity, float (&sum)[kPairs][2]) {
+    barrier_wait(&group.summed, parity);
+#pragma unroll
+    for (i32 p = 0; p < kPairs; ++p)
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) sum[p][half] = total(32 * half + lane, p);
+    barrier_arrive(&group.spare);
+  }
+  DEVICE_MEMBER void finish_gate_up(const Told& told, u32 parity) {
+    const u8* row = told.row;
+    const Item& item = told.item;
+    const Strip strip = w13_strip(args, row, item.strip);
+    const float first = multiplier(args, row, 0), second = multiplier(args, row, 1), bias[2] = {tile_bias(args, strip, 0, lane), tile_bias(args, strip, 1, lane)};
+    const bool there = 32 * (args.tile_begin + item.strip) + lane < args.inter;
+    const u32 broken = lane < item.count ? *told.broken[lane] : 0, spoilt = ballot(broken != 0);
+    float sum[kPairs][2];
+    take_sums(parity, sum);
+#pragma unroll
+    for (i32 p = 0; p < kPairs; ++p) {
+      if (p >= item.count) break;
+      const float gate = fused_multiply_add(sum[p][0], first, bias[0]), up = fused_multiply_add(sum[p][1], second, bias[1]);
+      store_act(args, item.position + p, item.strip, spoilt >> p & 1 ? not_a_number() : there ? activate(args, gate, up) : 0.0f);
+    }
+  }
+  DEVICE_MEMBER void finish_down(const Told& told, u32 parity) {
+    const u8* row = told.row;
+    const Item& item = told.item;
+    const i32 column = 64 * item.strip + lane;
+    const float factor = multiplier(args, row, 2);
+    float bias[2];
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) bias[half] = column + 32 * half < args.hidden ? down_bias(args, row, column + 32 * half) : 0.0f;
+    const u32 broken = lane < item.count ? *told.broken[lane] : 0, spoilt = ballot(broken != 0);
+    float sum[kPairs][2] = {};
+    if (told.readable) take_sums(parity, sum);
+#pragma unroll
+    for (i32 p = 0; p < kPairs; ++p) {
+      if (p >= item.count) break;
+      u16* y = args.y + static_cast<i64>(told.pair[p]) * args.hidden + column;
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half)
+        if (column + 32 * half < args.hidden)
+          y[32 * half] = to_bf16(!told.readable ? 0.0f : spoilt >> p & 1 ? not_a_number() : fused_multiply_add(sum[p][half], factor, bias[half]));
+    }
+  }
+  // Behind finish_down. Whoever comes last combines.
+  DEVICE_MEMBER void combine_strip(const Item& item) {
+    Plan& plan = *args.layer.plan;
+    if (!args.combines || args.wave != plan.waves - 1) return;
+    sync_warp();
+    const bool last = lane == 0 && draw_release_gpu(&plan.finished[item.strip]) + 1 == static_cast<u32>(item.tiles);
+    if (!ballot(last)) return;
+    fence_gpu();
+    const i32 columns = args.hidden - 64 * item.strip < 64 ? args.hidden - 64 * item.strip : 64, groups = columns / 8;
+    for (i32 i = lane; i < args.layer.tokens * groups; i += 32) combine_columns(args, i / groups, 8 * item.strip + i % groups);
+  }
+  DEVICE_MEMBER void run() {
+    Place<kItems> place = {0, 0};
+    for (u32 parity = 0;; place.advance()) {   // of `summed`: items that are multiplied
+      barrier_wait(&group.ready[place.at], place.parity);
+      const Told& told = group.told[place.at];
+      const Item& item = told.item;
+      if (item.kind == kNothingLeft) return;
+      if (item.kind == kDown) {
+        finish_down(told, parity);
+        combine_strip(item);
+      } else {
+        if (told.readable) finish_gate_up(told, parity);
+        sync_warp();
+        if (lane == 0) add_release_gpu(&args.layer.plan->made[item.step], 1);
+      }
+      parity ^= told.readable;
+      barrier_arrive(&group.heard[place.at]);
+    }
+  }
+};
