@@ -12,7 +12,7 @@ sys.path.append(str(BENCHMARKS))
 import kernel_resources
 from counts import tools
 from counts.modules import MODULES, code_hash
-from counts.sass import functions, loops
+from counts.sass import functions, loops, written_before_a_wait
 from counts.throughput import ARCHITECTURES, GPUS, pipe
 
 from moet.kernels.expert_mlp.launches import INTEGER_FORMATS
@@ -157,7 +157,7 @@ def constant(file: str, pattern: str) -> int:
 def products_of_a_fragment(kernel: str, format: str, arch: str) -> set[int]:
     """MMAs that share an A fragment, by the sources: tiles of 8 columns of activations, in each of the kernel's loops. Empty: not a GEMM."""
     if kernel == "mlp_small":
-        return {1, constant(f"small_{'integer' if format in INTEGER_FORMATS else 'bf16'}.cuh", r"constexpr i32 kTiles = (\d+)")}
+        return {1, constant("small_integer.cuh", r"constexpr i32 kTiles = (\d+)")} if format in INTEGER_FORMATS else {1}
     if kernel.endswith("_large"):
         # Weights that need no decoding are read from shared memory again for each tile, and count each time.
         return {1 if arch == "sm_90a" or format == "bf16" else constant("large_mma.cuh", r"kPairs = (\d+), kTiles = kPairs / 8") // 8}
@@ -169,3 +169,12 @@ def test_fragments_are_shared_as_the_sources_say():
     for e in (e for e in ENTRIES if e["module"] == "expert_mlp" and e["source"] == code_hash(MODULES["expert_mlp"].sources)):
         for name, kernel in e["kernels"].items():
             assert {loop["sharing"] for loop in kernel["loops"]} == products_of_a_fragment(name, e["format"], e["arch"]), (name, e["format"], e["arch"])
+
+
+def test_a_register_that_is_written_too_early_is_found():
+    code = lambda *lines: functions("\t\tFunction : f\n" + "".join(f"        /*{16 * n:04x}*/                   {line} ;\n" for n, line in enumerate(lines)))["f"]
+    product, wait = "HGMMA.64x16x16.F32.BF16 R24, R8, gdesc[UR4], R24, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    assert not written_before_a_wait(code(product, wait, "LDS R9, [R2]"), 0)
+    assert written_before_a_wait(code(product, "LDS R9, [R2]", wait), 0)
+    assert written_before_a_wait(code(product, "@P0 BRA 0x30", wait, "IADD3 R11, R2, R3, RZ", wait), 0)   # on one of two ways
+    assert not written_before_a_wait(code(product, "IADD3 R12, R8, R9, RZ", wait), 0)

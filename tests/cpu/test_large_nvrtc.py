@@ -1,9 +1,16 @@
 """What ptxas says about the prefill GEMMs for Hopper: products stay asynchronous, sums stay in registers. Needs NVRTC, not a GPU."""
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from counts import tools
+from counts.sass import functions, written_before_a_wait
+
+from moet.kernels.gpu.module import cubin
 from moet.kernels.gpu.source import flatten
 from moet.layout import FORMATS, RowGeometry
 from tests.cpu.test_paging_nvrtc import check, nvrtc
@@ -24,3 +31,25 @@ def test_products_are_not_serialized(format):
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, text
     assert "Potential Performance Loss" not in text, text   # C7508 to C7520: wgmma in turns, or registers that setmaxnreg cannot move
     assert max(map(int, re.findall(r"(\d+) bytes spill", text))) <= 64, text   # a loop counter of the copying warps, not sums
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_registers_belong_to_a_product_until_it_is_waited_for(format):
+    """ptxas gives A's registers to the next values as soon as the instruction is out, if it is let: the results are then wrong now and then, on a GPU only."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
+    try:
+        tool = tools.cuobjdump()
+    except FileNotFoundError as e:
+        pytest.skip(str(e))
+    try:
+        code = cubin(["expert_mlp/large.cuh"], {"FORMAT": RowGeometry(format, 64, 32, False).format_index}, "sm_90a")
+    except RuntimeError as e:
+        pytest.skip(f"needs the NVRTC library: {e}")
+    kernels = functions(tools.dump(tool, code)[0])
+    for name in ("gate_up_large", "down_large"):
+        instructions = kernels[name]
+        products = [n for n, i in enumerate(instructions) if i.opcode.startswith("HGMMA") and i.operands[1].startswith("R")]
+        assert len(products) >= 16, (name, len(products))
+        for n in products:
+            touched = written_before_a_wait(instructions, n)
+            assert not touched, (name, instructions[n], touched[:3])
