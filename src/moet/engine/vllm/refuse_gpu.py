@@ -7,9 +7,9 @@ from vllm.platforms import current_platform
 
 from moet.engine.vllm import graphs
 from moet.engine.vllm.run import Run
+from moet.kernels.gpu.module import CAPABILITY
 
 WORKER = "moet.engine.vllm.worker.MoetWorker"
-CAPABILITY = (8, 0)
 SPARSE = ("DeepseekV32", "DeepseekV4", "GlmMoeDsa", "Glm5Next")
 """Architectures, by how their names begin, whose sparse attention vLLM 0.33 has kernels for on compute capability 9, 10 and 12 only (its backends'
 supports_compute_capability); on another one it takes such a backend anyway, and dies in it."""

@@ -15,7 +15,7 @@ PIECE_BYTES = {"sym2": 1152, "tcq2": 1152, "mxfp4": 2176, "nvfp4": 2304}
 TABLE_END = 224 << 10
 """Of the dynamic shared memory: where tcq2's table ends (integers.cuh), 97 + 128 KiB from where the system's 1 KiB begins."""
 GROUP_BYTES = {True: 5984, False: 160 + 4 * 64 * 4 * 9}
-"""Of struct Group: in stream.cuh, for formats of integers, and in small_grouped.cuh."""
+"""Of struct Group: in group.cuh, for formats of integers, and in small_grouped.cuh."""
 MOST_STAGES = 6
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
@@ -54,7 +54,7 @@ class SmallKernel:
 
     @property
     def threads(self) -> int:
-        """Four warps of a group compute; for formats of integers it has a feeder and a finisher, too."""
+        """Four warps of a group compute; for formats of integers it has a dispatcher and a finisher, too."""
         return 32 * self.groups * (6 if self.integers else 4)
 
     @property
