@@ -8,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from counts import tools
-from counts.sass import functions, written_before_a_wait
+from counts.sass import functions, loops, written_before_a_wait
 
 from moet.kernels.gpu.module import cubin
 from moet.kernels.gpu.source import flatten
@@ -30,7 +30,7 @@ def test_products_are_not_serialized(format):
     text = log.decode(errors="replace")
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, text
     assert "Potential Performance Loss" not in text, text   # C7508 to C7520: wgmma in turns, or registers that setmaxnreg cannot move
-    assert max(map(int, re.findall(r"(\d+) bytes spill", text))) <= 64, text   # a loop counter of the copying warps, not sums
+    assert max(map(int, re.findall(r"(\d+) bytes spill", text))) <= 144, text   # of the copying warps, with 32 registers, and of fetching; the loop that multiplies: see below
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -53,3 +53,5 @@ def test_registers_belong_to_a_product_until_it_is_waited_for(format):
         for n in products:
             touched = written_before_a_wait(instructions, n)
             assert not touched, (name, instructions[n], touched[:3])
+        spilled = [i for loop in loops(instructions) for i in loop.body if i.name in ("LDL", "STL")]
+        assert len(spilled) <= (2 if format == "fp8" else 0), (name, spilled)   # fp8 keeps a second set of sums
