@@ -96,26 +96,26 @@ def functions(text: str) -> dict[str, list[Instruction]]:
     return found
 
 
-def written_before_a_wait(instructions: Sequence[Instruction], product: int) -> list[Instruction]:
-    """Instructions that write a register of the A operand of the wgmma at index `product` on some way from there to the next wait for all products."""
-    first = int(instructions[product].register_a[1:])
-    operand = range(first, first + 4)
-    at = {i.address: n for n, i in enumerate(instructions)}
-    found, seen, open_ = [], set(), [product + 1]
-    while open_:
-        n = open_.pop()
-        if n in seen or n >= len(instructions):
-            continue
-        seen.add(n)
-        i = instructions[n]
-        if i.opcode.startswith("WARPGROUP.DEPBAR") and i.operands[-1] == "0x0":
-            continue
-        if not i.is_mma and not i.name.startswith(("ST", "RED", "SYNCS")) and set(i.written()) & set(operand):
-            found.append(i)
-        if i.target is not None and i.name in ("BRA", "JMP") and i.target in at:
-            open_.append(at[i.target])
-        if i.name not in ("EXIT", "RET") and (i.name not in ("BRA", "JMP") or i.conditional):
-            open_.append(n + 1)
+def written_before_a_wait(instructions: list[Instruction]) -> list[tuple[Instruction, Instruction]]:
+    """(a wgmma whose A operand is in registers, an instruction that writes one of them on some way from there to the next wait for all products)."""
+    blocks, follows = _blocks(instructions)
+    found = []
+    for b, block in enumerate(blocks):
+        for n, product in enumerate(block):
+            if product.name != "HGMMA" or not _REGISTER.match(product.register_a):
+                continue
+            first = int(product.register_a[1:])
+            seen, ways = set(), [(b, block[n + 1 :])]
+            while ways:
+                at, rest = ways.pop()
+                for i in rest:
+                    if i.opcode.startswith("WARPGROUP.DEPBAR") and i.operands[-1] == "0x0":
+                        break
+                    if not i.is_mma and not i.name.startswith(("ST", "RED", "SYNCS")) and set(i.written()) & set(range(first, first + 4)):
+                        found.append((product, i))
+                else:
+                    ways += [(f, blocks[f]) for f in follows[at] if f not in seen]
+                    seen.update(follows[at])
     return found
 
 

@@ -174,7 +174,7 @@ def test_fragments_are_shared_as_the_sources_say():
 def test_a_register_that_is_written_too_early_is_found():
     code = lambda *lines: functions("\t\tFunction : f\n" + "".join(f"        /*{16 * n:04x}*/                   {line} ;\n" for n, line in enumerate(lines)))["f"]
     product, wait = "HGMMA.64x16x16.F32.BF16 R24, R8, gdesc[UR4], R24, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
-    assert not written_before_a_wait(code(product, wait, "LDS R9, [R2]"), 0)
-    assert written_before_a_wait(code(product, "LDS R9, [R2]", wait), 0)
-    assert written_before_a_wait(code(product, "@P0 BRA 0x30", wait, "IADD3 R11, R2, R3, RZ", wait), 0)   # on one of two ways
-    assert not written_before_a_wait(code(product, "IADD3 R12, R8, R9, RZ", wait), 0)
+    assert not written_before_a_wait(code(product, wait, "LDS R9, [R2]"))
+    assert written_before_a_wait(code(product, "LDS R9, [R2]", wait))
+    assert written_before_a_wait(code(product, "@P0 BRA 0x30", wait, "IADD3 R11, R2, R3, RZ", wait))   # on one of two ways
+    assert not written_before_a_wait(code(product, "IADD3 R12, R8, R9, RZ", wait))
