@@ -15,6 +15,7 @@ from residency import Residency
 from stack import SLEEP_CYCLES, Inputs, Stack
 
 from moet.kernels.expert_mlp.cuda import MlpArgs
+from moet.kernels.expert_mlp.launches import Size
 from moet.kernels.paging.state import RESOLVE_THREADS, LookupArgs
 from moet.moe.device import DeviceRuntime, LayerState
 
@@ -27,7 +28,7 @@ class LookupRuntime(DeviceRuntime):
         self.missing = torch.zeros(1 + rows, dtype=torch.int32, device=self.device)   # count, then rows
         self.tables.set_lookup_only(True)
 
-    def begin(self, here: LayerState, args: MlpArgs, size: str, stream: int) -> None:
+    def begin(self, here: LayerState, args: MlpArgs, size: Size, stream: int) -> None:
         lookup = LookupArgs(layer=args.layer, list=self.missing.data_ptr(), capacity=len(self.missing) - 1)
         self.pager.launch("resolve_lookup", 1, RESOLVE_THREADS, lookup, stream=stream)
         here.kernels.quantize(args, size, stream)

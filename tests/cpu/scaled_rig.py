@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from moet.kernels.expert_mlp import reference
-from moet.kernels.expert_mlp.cuda import MlpArgs, Planes, mlp_args
+from moet.kernels.expert_mlp.cuda import MlpArgs, mlp_args
 from moet.kernels.expert_mlp.launches import PREPARE_THREADS, SCALED
 from moet.kernels.expert_mlp.reference_mxfp8 import column_order, dequantize, quantize
 from moet.kernels.expert_mlp.scaled import SCALED_SOURCES, mxfp8_row_bytes
@@ -113,7 +113,7 @@ class Layer:
         mlp.layer = LayerArgs(
             slots=self.cls.address, control=placed["control"].address, plan=placed_plan.address, topk_ids=placed["ids"].address, tokens=tokens, top_k=top_k, experts=self.experts
         )
-        mlp.x, mlp.y, mlp.x_planes, mlp.act = placed["x"].address, y.address, Planes(codes=x8.address), act8.address
+        mlp.x, mlp.y, mlp.x_large, mlp.act, mlp.many = placed["x"].address, y.address, x8.address, act8.address, 1
         self.module.launch("quantize_x", blocks, PREPARE_THREADS, mlp)
         self.module.launch("gate_up_scaled", blocks, SCALED.threads, mlp)
         self.module.launch("down_scaled", blocks, SCALED.threads, mlp)

@@ -60,3 +60,11 @@ def test_a_barrier_waits_for_arrivals_and_bytes():
     module.configure(16, 0.2)
     with pytest.raises(EmulatorError, match="longer than its limit"):   # an arrival is missing
         module.launch("probe_barrier", 1, 64, Probe(a.ctypes.data, 0, d.ctypes.data, 0, 1))
+
+
+def test_two_words_come_from_an_address_that_eight_divides():
+    d, module = np.zeros(3, np.uint32), EmulatedModule([str(CODE)])
+    module.launch("probe_two_words", 1, 32, Probe(0, 0, d.ctypes.data, 0, 0))
+    assert d.tolist() == [13, 12, 0]
+    with pytest.raises(EmulatorError, match="8 divides"):
+        module.launch("probe_two_words", 1, 32, Probe(0, 0, d.ctypes.data, 0, 1))

@@ -8,7 +8,7 @@ import torch
 
 from moet.errors import ConfigError
 from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, ExpertKernels, SmallKernel
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, PAIRS, ExpertKernels, SmallKernel
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import FORMATS, RowGeometry, pack_row
 from moet.models import Activation
@@ -82,7 +82,8 @@ class Bench:
             kv_slots=0 if kv_slots is None else kv_slots.ctypes.data, tokens=tokens, top_k=top_k, experts=self.experts,
         )  # fmt: skip
         args.x, args.act, args.y, args.weights, args.out = (a.ctypes.data for a in (x, act, y, weights, out))
-        x_codes = np.full((tokens, 2 * padded(self.geometry.hidden)), 0xFF, np.uint8)
+        x_codes, x_large = (np.full((tokens, 2 * padded(self.geometry.hidden)), 0xFF, np.uint8) for _ in range(2))
+        args.x_large = x_large.ctypes.data
         x_blocks = np.full((tokens, padded(self.geometry.hidden) // 32 * PLANE_BLOCK_BYTES), 0xFF, np.uint8)
         act_blocks = np.full((tokens * top_k, act_stride(args.tiles) // 32 * PLANE_BLOCK_BYTES), 0xFF, np.uint8)
         x_broken, act_broken = np.full(tokens, 0xFFFFFFFF, np.uint32), np.full(tokens * top_k, 0xFFFFFFFF, np.uint32)
@@ -90,7 +91,7 @@ class Bench:
         args.act_planes = Planes(act.ctypes.data, act_blocks.ctypes.data, act_broken.ctypes.data)
         kernels = ExpertKernels(self.geometry.format, self.module, self.pager, self.arch, blocks)
         kernels.quantize(args, size, 0)
-        args.combines = combines and size != "large"
+        args.combines = combines and size == "small"
         kernels.gemms(args, size, 1, 0)
         if not args.combines:
             kernels.combine(args, 0)
@@ -100,9 +101,9 @@ class Bench:
         """Within what the roundings of the size's kernels allow. rows: only these."""
         rows = np.arange(len(x)) if rows is None else rows
         values = torch.from_numpy(from_bf16(x)[rows])
-        planes = size == "small" and self.geometry.format in INTEGER_FORMATS
+        many = PAIRS[size] if self.geometry.format in INTEGER_FORMATS else 0
         experts = {e: dequantized.decode(self.geometry, torch.from_numpy(row)).part(self.geometry, self.rank, self.world) for e, row in enumerate(self.rows)}
-        expected = dequantized.layer(experts, values, torch.from_numpy(weights[rows]), torch.from_numpy(ids[rows]), self.activation, planes)
+        expected = dequantized.layer(experts, values, torch.from_numpy(weights[rows]), torch.from_numpy(ids[rows]), self.activation, many)
         dequantized.check(torch.from_numpy(from_bf16(out)[rows]), expected, (self.geometry, size))
 
 
@@ -111,7 +112,7 @@ def routing(rng: np.random.Generator, tokens: int, top_k: int, experts: int) -> 
     return rng.uniform(0.1, 1, (tokens, top_k)).astype(np.float32), ids
 
 
-CASES = [(f, size) for f in FORMATS for size in ("small", "large")]
+CASES = [(f, size) for f in FORMATS for size in PAIRS]
 
 
 @pytest.mark.parametrize(("format", "size"), CASES)
@@ -121,6 +122,7 @@ def test_formats(format, size):
     x = to_bf16(rng.standard_normal((11, 160)))
     weights, ids = routing(rng, 11, 3, 5)
     ids[4, 1] = -1
+    ids[:, 2] = 3   # MANY pairs, and others have fewer
     bench.check(x, weights, ids, bench.run(x, weights, ids, size), size)
 
 

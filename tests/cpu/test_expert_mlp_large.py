@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from moet.kernels.expert_mlp.launches import MANY
 from moet.layout import FORMATS, RowGeometry
 from moet.models import Activation
 from tests.cpu.test_expert_mlp_gpu import Bench, routing, to_bf16
@@ -56,6 +57,20 @@ def test_uneven_routing(format, arch):
     ids = np.concatenate([np.full(n, e) for e, n in counts.items()]).astype(np.int32)[:, None]
     np.random.default_rng(10).shuffle(ids)
     check(Bench(RowGeometry(format, 64, 64, False), Activation(), 7, 11, arch=arch), ids, 12, blocks=9)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_experts_with_few_pairs_beside_others(arch):
+    """What is between the GEMMs shares memory: tiles of pairs of the large kernels', planes of the small ones'. Neither writes where the other one does."""
+    counts = {0: 1, 1: MANY - 1, 2: 150, 3: 17, 5: MANY, 6: 4}
+    ids = np.concatenate([np.full(n, e) for e, n in counts.items()]).astype(np.int32)[:, None]
+    np.random.default_rng(26).shuffle(ids)
+    bench = Bench(RowGeometry("tcq2", 128, 96, False), Activation(), 7, 27, arch=arch)
+    x, weights, ids = inputs(bench, ids, 28)
+    out, many = bench.run(x, weights, ids, "mixed", 9), np.isin(ids[:, 0], [e for e, n in counts.items() if n >= MANY])
+    bench.check(x, weights, ids, out, "mixed")
+    assert (out[many] == bench.run(x, weights, ids, "large", 5)[many]).all()
+    assert (out[~many] == bench.run(x, weights, ids, "small", 5)[~many]).all()
 
 
 @pytest.mark.parametrize("format", ["tcq2", "fp8"])

@@ -46,7 +46,7 @@ def check_plan(memory, args, layer, ids, kv, planned):
         assert plan.wave_begin[w] == sum(s.wave < w for s in planned)
     n = memory.experts
     assert not any(plan.ready[:n]) and not any(plan.copied[:n]) and list(plan.order[:n]) == [-1] * n
-    assert not any(plan.ticket) and not any(plan.item[0]) and not any(plan.item[1]) and not any(plan.drawn) and not plan.ring_ready
+    assert not any(plan.ticket) and not any(plan.item[0]) and not any(plan.item[1]) and not any(plan.item[2]) and not any(plan.drawn) and not plan.ring_ready
 
 
 def run_layer(module, memory, book, layer, ids, kv=None, fail=(), threads=1024):
@@ -118,7 +118,7 @@ def test_long_zipf_trace(module, seed):
     assert book.admitted > 0 and book.evictions > 0
 
 
-@pytest.mark.parametrize("experts, tokens, top_k", [(1024, 700, 3), (256, 2048, 8), (384, 1, 8), (3, 500, 2), (512, 40, 10)])
+@pytest.mark.parametrize("experts, tokens, top_k", [(1024, 700, 3), (256, 2048, 8), (384, 1, 8), (256, 16, 8), (256, 43, 3), (3, 500, 2), (512, 40, 10)])
 def test_many_pairs(module, experts, tokens, top_k):
     rng = np.random.default_rng(experts)
     memory = Memory(experts, 1, experts, pairs=tokens * top_k)

@@ -156,16 +156,16 @@ class Expected:
 
 
 def layer(
-    experts: Mapping[int, Expert], x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, activation: Activation, planes: bool | None
+    experts: Mapping[int, Expert], x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, activation: Activation, many: int | None
 ) -> Expected:
-    """What DeviceRuntime.forward computes, with activations as planes, as bf16, or (None) as either. ids: places whose id names none of `experts` count nothing; one that is there twice counts twice."""
+    """What DeviceRuntime.forward computes, with activations in bf16 for experts with `many` pairs or more and as planes for others, or (None) as either. ids: places whose id names none of `experts` count nothing; one that is there twice counts twice."""
     out, worst, variance = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(3))
     size, routed = torch.zeros_like(out), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for number, expert in experts.items():
         tokens, places = torch.nonzero(ids == number, as_tuple=True)
         if not len(tokens):
             continue
-        answer, w = expert_mlp(expert, x[tokens].double(), activation, planes), weights[tokens, places, None].double()
+        answer, w = expert_mlp(expert, x[tokens].double(), activation, None if many is None else len(tokens) < many), weights[tokens, places, None].double()
         out.index_add_(0, tokens, w * answer.value)
         worst.index_add_(0, tokens, w.abs() * answer.worst)
         variance.index_add_(0, tokens, w.square() * answer.variance)

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from layout_cases import random_expert
 
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, size_of
+from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, PAIRS
 from moet.layout import RowGeometry, pack_row
 from moet.layout.planes import PROJECTIONS
 from moet.models import Activation
+from moet.moe.device import DeviceRuntime
 
 ACTIVATIONS = {"swiglu": Activation(), "clamped": Activation("swiglu", 7.0), "oai": Activation("swiglu_oai", 7.0, 1.702)}
 ROUTINGS = ("uniform", "one expert", "two experts", "twice", "holes", "out of range", "masked")
@@ -19,9 +20,10 @@ STRAY = (-1, -7, -(1 << 31), (1 << 31) - 1, 1 << 20)
 """Numbers of no expert; one past the last is another."""
 
 
-def computed_with_planes(format: str, pairs: int, experts: int, scan: bool) -> bool:
-    """Whether the GEMMs that a call gets round activations to two int8 planes; else they are bf16."""
-    return format in INTEGER_FORMATS and size_of(pairs, experts, scan) != "large"
+def computed_in_bf16(runtime: DeviceRuntime, format: str, tokens: int, experts: int, top_k: int, scan: bool) -> int:
+    """Pairs of an expert from which on its activations are bf16; with fewer they are rounded to two int8 planes."""
+    kernels = runtime._kernels[format]
+    return PAIRS[kernels.size_of(tokens, experts, top_k, scan)] if format in INTEGER_FORMATS else 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from dequantized import check
 from expert_layers import Layers, batch, bits, device_of, poison_scratch
 
-from moet.kernels.expert_mlp.launches import LARGE
+from moet.kernels.expert_mlp.launches import COMBINED_TOKENS, MANY
 from moet.layout import FORMATS, RowGeometry
 
 EXPERTS, TOP_K = 12, 4
@@ -63,14 +63,24 @@ def test_a_token_has_the_same_bits_whatever_its_neighbours(format, opened, emula
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_token_has_the_same_bits_in_every_batch(format, opened, emulated):
-    """The number of rows decides nothing when decoding. A scan changes kernels once, at LARGE pairs an expert, and has decoding's bits below."""
+    """In batches of up to COMBINED_TOKENS; in larger ones its experts' kernels depend on whether they have MANY pairs, and on nothing else."""
     runtime = opened(one_layer(format))
-    x, weights, ids = batch(40, 192, EXPERTS, TOP_K, 1, device_of(emulated))
-    first = lambda tokens, scan: bits(runtime.forward(0, x[:tokens], weights[:tokens], ids[:tokens], None, scan)[0])
-    sizes = (1, 2, 3, 7, 8, 9, 23, 24, 40) if emulated else range(1, 41)
-    assert len({first(tokens, False) for tokens in sizes}) == 1
-    small, large = ({first(tokens, True) for tokens in sizes if (tokens * TOP_K >= LARGE * EXPERTS) == which} for which in (False, True))
-    assert small == {first(1, False)} and len(large) == 1
+    x, weights, ids = batch(60, 192, EXPERTS, TOP_K, 1, device_of(emulated))
+    ids[0] = torch.arange(TOP_K)   # of the first token
+    few, many = ids.clone(), ids.clone()
+    few[1:] = few[1:].clamp(min=TOP_K)
+    many[1 : MANY + 1, :TOP_K] = ids[0]
+
+    def first(tokens: int, ids: torch.Tensor, scan: bool) -> bytes:
+        return bits(runtime.forward(0, x[:tokens], weights[:tokens], ids[:tokens].contiguous(), None, scan)[0])
+
+    sizes = (1, 2, 3, 7, 8, 9, 23, COMBINED_TOKENS) if emulated else range(1, COMBINED_TOKENS + 1)
+    small = {first(tokens, which, scan) for tokens in sizes for which in (ids, many) for scan in (False, True)}
+    assert len(small) == 1
+    sizes = (COMBINED_TOKENS + 1, 40) if emulated else range(COMBINED_TOKENS + 1, 61)
+    assert {first(tokens, few, scan) for tokens in sizes for scan in (False, True)} == small
+    large = {first(tokens, many, scan) for tokens in sizes for scan in (False, True)}
+    assert len(large) == 1
 
 
 def test_a_row_of_a_long_scan_has_the_bits_of_a_short_one(opened, emulated):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from dequantized import check, decode, layer
 from expert_layers import Layers, poison_scratch
-from random_layers import ACTIVATIONS, Batch, Case, batch, computed_with_planes, draw, rows
+from random_layers import ACTIVATIONS, Batch, Case, batch, computed_in_bf16, draw, rows
 
 from moet.kernels.expert_mlp import reference
 from moet.layout import FORMATS, RowGeometry
@@ -33,15 +33,14 @@ def check_case(case: Case, opened: Callable[..., DeviceRuntime], emulated: bool)
         for _ in range(2):
             poison_scratch(runtime)
             results.append(runtime.forward(0, call.x, call.weights, call.ids, call.kv_slots, scan))
-        compare(case, scan, call, experts, results)
+        compare(case, scan, computed_in_bf16(runtime, case.format, case.tokens, case.experts, case.top_k, scan), call, experts, results)
 
 
-def compare(case: Case, scan: bool, call: Batch, experts: dict, results: list[torch.Tensor]) -> None:
+def compare(case: Case, scan: bool, many: int, call: Batch, experts: dict, results: list[torch.Tensor]) -> None:
     live = torch.ones_like(call.alone) if call.kv_slots is None else call.kv_slots >= 0
     ids = call.ids.masked_fill(~live[:, None], -1)
     x = call.x.masked_fill((call.alone | ~live)[:, None], 0)
-    planes = computed_with_planes(case.format, case.tokens * case.top_k, case.experts, scan)
-    expected = layer(experts, x, call.weights, ids, ACTIVATIONS[case.activation], planes)
+    expected = layer(experts, x, call.weights, ids, ACTIVATIONS[case.activation], many)
     found, again = results
     assert torch.equal(found.view(torch.int16), again.view(torch.int16)) or case.values in ("nan", "inf"), (case, "other bits in a second run")
     assert torch.equal(found[~call.alone].view(torch.int16), again[~call.alone].view(torch.int16)), (case, "other bits in a second run")
@@ -67,7 +66,7 @@ def test_the_bounds_are_those_of_the_reference(format, emulated):
     for rank in range(3):
         expert = decode(geometry, torch.from_numpy(layers.rows[0][0])).part(geometry, rank, 3)
         ids, weights = torch.zeros(5, 1, dtype=torch.int32), torch.ones(5, 1)
-        found = layer({0: expert}, x, weights, ids, layers.activation, False).out
+        found = layer({0: expert}, x, weights, ids, layers.activation, 0).out
         assert torch.allclose(found, torch.from_numpy(reference.expert_mlp(geometry, layers.rows[0][0], x.numpy(), layers.activation, rank=rank, world=3)), rtol=1e-11, atol=1e-11)
 
 
@@ -85,10 +84,10 @@ def test_the_bounds_find_one_lost_column_of_a_thousand():
     expert = decode(geometry, torch.from_numpy(layers.rows[0][0]))
     scaled = expert.down.clone()
     scaled[:64, 32:64] *= 1.125
-    for planes in (True, False):
-        expected = layer({0: expert}, x, weights, ids, layers.activation, planes)
+    for many in (5, 0):
+        expected = layer({0: expert}, x, weights, ids, layers.activation, many)
         check(expected.out.bfloat16(), expected)
         for wrong in ({"gate": without(expert.gate, 70)}, {"down": without(expert.down, 70)}, {"down": scaled}):
-            found = layer({0: dataclasses.replace(expert, **wrong)}, x, weights, ids, layers.activation, planes).out
+            found = layer({0: dataclasses.replace(expert, **wrong)}, x, weights, ids, layers.activation, many).out
             with pytest.raises(AssertionError, match="standard deviations|largest error"):
                 check(found.bfloat16(), expected)

@@ -8,6 +8,7 @@ import torch
 from gemm import reference, rowdecode, rowfill
 from gemm.shapes import Shape
 from moet.kernels.expert_mlp.cuda import MlpArgs
+from moet.kernels.expert_mlp.launches import Size
 from moet.kernels.gpu.module import Module
 from moet.moe.device import DeviceRuntime, LayerState
 from moet.store.host import HostClass, SlotLayout
@@ -29,7 +30,7 @@ class Runtime(DeviceRuntime):
 
     only_begin = False
 
-    def begin(self, here: LayerState, args: MlpArgs, size: str, stream: int) -> None:
+    def begin(self, here: LayerState, args: MlpArgs, size: Size, stream: int) -> None:
         super().begin(here, args, size, stream)
         if self.only_begin:
             raise Begun

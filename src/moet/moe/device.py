@@ -11,7 +11,7 @@ import torch
 from moet.config import PrefillActivations
 from moet.errors import ConfigError
 from moet.kernels.expert_mlp.cuda import MlpArgs, mlp_args
-from moet.kernels.expert_mlp.launches import COMBINED_TOKENS, ExpertKernels, largest_small, size_of
+from moet.kernels.expert_mlp.launches import COMBINED_TOKENS, ExpertKernels, Size
 from moet.kernels.expert_mlp.scaled import SCALED_CAPABILITY, sources
 from moet.kernels.gpu.module import CudaModule, Module, capability, has_watchdog
 from moet.kernels.paging.state import COUNTERS, MAX_EXPERTS, MAX_PAIRS, LayerArgs
@@ -128,7 +128,7 @@ class DeviceRuntime:
             for most in [max(store.layers[layer].experts for layer in c.layers)]
         ]
         pairs = max_tokens * top_k
-        few = min(max_tokens, max(decode_tokens, *(largest_small(layer.experts, top_k) for layer in self._layers.values())))
+        few = max(layer.kernels.most_small(max_tokens, decode_tokens, layer.experts, top_k) for layer in self._layers.values())
         self._scratch = Scratch(
             max_tokens, few, top_k, max(layer.mlp.hidden for layer in self._layers.values()), max(layer.mlp.act_stride for layer in self._layers.values()), self.device
         )
@@ -315,14 +315,14 @@ class DeviceRuntime:
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
-    def begin(self, here: LayerState, args: MlpArgs, size: str, stream: int) -> None:
+    def begin(self, here: LayerState, args: MlpArgs, size: Size, stream: int) -> None:
         """Queues the launch that decides which slot each row has; a baseline may decide otherwise."""
         here.kernels.begin(args, size, stream)
 
     def _decode(self, here: LayerState, args: MlpArgs) -> None:
         self._scan.forget()
         pairs, stream = args.layer.tokens * self.top_k, self._stream()
-        size = size_of(pairs, here.experts, scan=False)
+        size = here.kernels.size_of(args.layer.tokens, here.experts, self.top_k, scan=False)
         self.begin(here, args, size, stream)
         args.fetchers, args.combines = self.fetch_blocks, args.layer.tokens <= COMBINED_TOKENS
         here.kernels.gemms(args, size, self._smallest[here.cls].waves(min(pairs, here.experts)), stream, early=True)

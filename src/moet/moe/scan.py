@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from moet.kernels.expert_mlp.cuda import MlpArgs
-from moet.kernels.expert_mlp.launches import size_of
 from moet.kernels.paging.state import RESOLVE_THREADS, Absent, ScanArgs
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Scan:
         if not begun:
             self.forget()
             self._turn ^= 1
-        size = size_of(pairs, here.experts, scan=True)
+        size = here.kernels.size_of(args.layer.tokens, here.experts, rt.top_k, scan=True)
         args.layer.plan = rt.tables.plan(1 + self._turn)
         if not slots.ring:   # every row has a slot: nothing can be pushed out
             rt.begin(here, args, size, streams.handle(on_side=False))

@@ -97,14 +97,15 @@ DEVICE Vec4 load_coherent(const void* p) {
 DEVICE Vec4 load_once(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }
 DEVICE Vec4 load_vector(const u8* base, u32 offset) { return emulated_load<Vec4>(base + offset); }
 DEVICE u32 load_single(const u8* base, u32 offset) { return emulated_load<u32>(base + offset); }
-DEVICE void load_vector_if(bool there, Vec4& v, const u8* p) {
-  if (there) v = emulated_load<Vec4>(p);
+DEVICE const u8* further(const u8* p, u32 by) { return p + by; }
+template <u32 by> DEVICE void load_vector_if(bool there, Vec4& v, const u8* p) {
+  if (there) v = emulated_load<Vec4>(p + by);
 }
-DEVICE void load_double_if(bool there, u32& x, u32& y, const u8* p) {
-  if (there) x = emulated_load<u32>(p), y = emulated_load<u32>(p + 4);
+template <u32 by> DEVICE void load_double_if(bool there, u32& x, u32& y, const u8* p) {
+  if (there) x = emulated_load<u32>(p + by), y = emulated_load<u32>(p + by + 4);
 }
-DEVICE void load_single_if(bool there, u32& x, const u8* p) {
-  if (there) x = emulated_load<u32>(p);
+template <u32 by> DEVICE void load_single_if(bool there, u32& x, const u8* p) {
+  if (there) x = emulated_load<u32>(p + by);
 }
 DEVICE void store16(void* p, Vec4 v) { *static_cast<Vec4*>(p) = v; }
 
@@ -149,6 +150,7 @@ template <typename T> DEVICE T shuffle_up(T v, i32 by) {
   return emulated_shuffle(v, lane >= by ? lane - by : lane);
 }
 DEVICE i32 uniform(i32 v) { return v; }
+template <typename T> DEVICE T unknown(T v) { return v; }
 DEVICE i32 popcount(u32 v) { return __builtin_popcount(v); }
 DEVICE i32 lowest_bit(u32 v) { return __builtin_ffs(static_cast<int>(v)) - 1; }
 
@@ -165,6 +167,9 @@ DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
   return v;
 }
 DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { return a * b + c; }
+DEVICE u32 unknown_zero() { return 0; }
+DEVICE u32 add_by_product(u32 a, u32 b) { return a + b; }
+DEVICE u32 upper_half(u32 v) { return v >> 16; }
 DEVICE float to_float(i32 v) { return static_cast<float>(v); }
 DEVICE float as_float(u32 v) {
   float f;

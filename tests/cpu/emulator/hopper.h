@@ -77,13 +77,18 @@ DEVICE void copies_arrive(u64* b) {
 using SharedAt = u8*;
 DEVICE SharedAt shared_at(const void* p) { return static_cast<u8*>(const_cast<void*>(p)); }
 DEVICE SharedAt uniform_at(SharedAt at) { return at; }
-template <i32 to_by, i32 least> DEVICE void copy_async16_if(SharedAt to, const u8* from, i32 left) {
-  if (left > least) copy_async16(to + to_by, from);
-}
+template <i32 to_by, i32 from_by> DEVICE void copy_async16_by(SharedAt to, const u8* from) { copy_async16(to + to_by, from + from_by); }
 template <i32 by> DEVICE u32 load_word_by(SharedAt at) { u32 v; std::memcpy(&v, at + by, sizeof v); return v; }
+template <i32 by> DEVICE void load_two_words_by(SharedAt at, u32& a, u32& b) {
+  if (reinterpret_cast<uintptr_t>(at + by) % 8) emulator::machine.fail("a load of two words: expected an address that 8 divides");
+  a = load_word_by<by>(at), b = load_word_by<by + 4>(at);
+}
 template <i32 by> DEVICE u32 load_byte_by(SharedAt at) { return at[by]; }
 DEVICE u32 load_word_at(SharedAt table, u32 place) { return load_word_by<0>(table + place); }
 DEVICE const u8* unit_of(const u8* base, u32 index) { return base + static_cast<u64>(index) * 16; }
+DEVICE void store_word_if(bool there, u16* base, u32 index, u32 word) {
+  if (there) std::memcpy(base + index, &word, sizeof word);
+}
 DEVICE void fence_async() { emulator::machine.perhaps_yield(); }
 DEVICE void fence_async_shared() { emulator::machine.perhaps_yield(); }
 

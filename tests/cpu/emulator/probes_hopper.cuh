@@ -59,3 +59,16 @@ KERNEL_ALONE(probe_barrier, HopperProbe, args, 64) {
     sync_block();
   }
 }
+
+// Two words at once, from an address that 8 divides, or does not.
+KERNEL_ALONE(probe_two_words, HopperProbe, args, 32) {
+  struct Shared { alignas(8) u32 word[4]; };
+  SHARED(Shared, s);
+  if (thread_id() < 4) s.word[thread_id()] = static_cast<u32>(10 + thread_id());
+  sync_block();
+  u32 a, b;
+  load_two_words_by<8>(shared_at(s.word) + 4 * args.broken, a, b);
+  store_word_if<4>(thread_id() == 0, args.d, a);
+  store_word_if<0>(thread_id() == 0, args.d, b);
+  store_word_if<8>(thread_id() > 40, args.d, a);
+}

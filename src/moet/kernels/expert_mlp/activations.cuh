@@ -12,6 +12,18 @@ struct PlaneBlock {
   i32 reserved;
 };
 
+// Of a block's largest magnitude, as its bits: the power of two that the block's exponent goes by, and what multiplies values then.
+// Of the largest plus its 128th: (2 - 2^-6) * 2^14 is below kLargest, and what is above goes to the next power.
+DEVICE i32 power_of(u32 largest) {
+  const i32 power = static_cast<i32>(as_bits(multiply(as_float(largest), 1.0078125f)) >> 23) - 127;
+  return power < kSmallestPower ? kSmallestPower : power > kLargestPower ? kLargestPower : power;
+}
+DEVICE float factor_of(i32 power) { return as_float(static_cast<u32>(14 - power + 127) << 23); }
+DEVICE i32 quantized(float value, float factor) {
+  const i32 q = round_to_int(multiply(value, factor));
+  return q > kLargest ? kLargest : q < -kLargest ? -kLargest : q;
+}
+
 // One lane's value of a block of 32; false in all lanes: one of them is not finite (the block is then zeros).
 DEVICE bool quantize_block(float value, u8* codes, PlaneBlock* block) {
   const i32 lane = thread_id() % 32;
@@ -22,11 +34,7 @@ DEVICE bool quantize_block(float value, u8* codes, PlaneBlock* block) {
     largest = other > largest ? other : largest;
   }
   const bool finite = largest < 0x7f800000u;
-  // Of the largest plus its 128th: (2 - 2^-6) * 2^14 is below kLargest, and what is above goes to the next power.
-  i32 power = static_cast<i32>(as_bits(multiply(as_float(finite ? largest : 0), 1.0078125f)) >> 23) - 127;
-  power = power < kSmallestPower ? kSmallestPower : power > kLargestPower ? kLargestPower : power;
-  i32 q = finite ? round_to_int(multiply(value, as_float(static_cast<u32>(14 - power + 127) << 23))) : 0;
-  q = q > kLargest ? kLargest : q < -kLargest ? -kLargest : q;
+  const i32 power = power_of(finite ? largest : 0), q = finite ? quantized(value, factor_of(power)) : 0;
   const i32 high = (q + 128) >> 8, low = q - 256 * high;
   codes[lane] = static_cast<u8>(high);
   codes[32 + lane] = static_cast<u8>(low);
@@ -38,20 +46,76 @@ DEVICE bool quantize_block(float value, u8* codes, PlaneBlock* block) {
   return finite;
 }
 
-// All threads of a block: one token's x; marks of its pairs are cleared.
-DEVICE void quantize_token(const MlpArgs& a, i32 token) {
-  SHARED(u32, broken);
-  const i32 warps = thread_count() / 32, lane = thread_id() % 32, blocks = hidden_padded(a) / 32;
-  const u16* x = a.x + static_cast<i64>(token) * a.hidden;
-  if (thread_id() == 0) broken = 0;
-  sync_block();
-  for (i32 b = thread_id() / 32; b < blocks; b += warps) {
-    const i32 column = 32 * b + lane;
-    const i64 at = static_cast<i64>(token) * blocks + b;
-    const float value = column < a.hidden ? as_float(static_cast<u32>(x[column]) << 16) : 0.0f;
-    if (!quantize_block(value, a.x_planes.codes + at * 64, a.x_planes.blocks + at) && lane == 0) broken = 1;
+// The same of four blocks: a lane has columns 4 * (lane % 8) .. + 3 of block lane / 8, as bf16; codes and block are its block's, and written where `there`.
+DEVICE bool quantize_four(Vec2 values, bool there, u8* codes, PlaneBlock* block) {
+  const i32 part = thread_id() % 8;
+  const u32 bits[4] = {values.x << 16, values.x & 0xffff0000u, values.y << 16, values.y & 0xffff0000u};
+  u32 largest = 0;
+#pragma unroll
+  for (i32 i = 0; i < 4; ++i) largest = (bits[i] & 0x7fffffffu) > largest ? bits[i] & 0x7fffffffu : largest;
+#pragma unroll
+  for (i32 i = 4; i; i /= 2) {
+    const u32 other = shuffle_xor(largest, i);
+    largest = other > largest ? other : largest;
   }
-  for (i32 k = thread_id(); k < a.layer.top_k; k += thread_count()) a.act_planes.broken[token * a.layer.top_k + k] = 0;
-  sync_block();
-  if (thread_id() == 0) a.x_planes.broken[token] = broken;
+  const bool finite = largest < 0x7f800000u;
+  const i32 power = power_of(finite ? largest : 0);
+  const float factor = factor_of(power);
+  u32 high = 0, low = 0;
+  i32 sum = 0;
+#pragma unroll
+  for (i32 i = 0; i < 4; ++i) {
+    const i32 q = finite ? quantized(as_float(bits[i]), factor) : 0, top = (q + 128) >> 8;
+    sum += q, high |= (static_cast<u32>(top) & 0xff) << (8 * i), low |= (static_cast<u32>(q - 256 * top) & 0xff) << (8 * i);
+  }
+  if (there) *reinterpret_cast<u32*>(codes + 4 * part) = high, *reinterpret_cast<u32*>(codes + 32 + 4 * part) = low;
+#pragma unroll
+  for (i32 i = 1; i < 4; i *= 2) sum += shuffle_xor(sum, i);
+  const i32 other = shuffle_xor(sum, 4);
+  if (there && part == 0) *block = {(power - 14) * (1 << 23), sum + other, sum, 0};
+  return finite;
+}
+
+// One warp of `warps`: its chunks of 128 columns of a token's x, two of them in one trip to memory. False: a value is not finite.
+DEVICE bool quantize_chunks(const MlpArgs& a, i32 token, i32 warp, i32 warps) {
+  constexpr i32 kAtOnce = 2;
+  const i32 lane = thread_id() % 32, units = hidden_padded(a) / 4, chunks = (units + 31) / 32;
+  const u16* x = a.x + static_cast<i64>(token) * a.hidden;
+  const i64 row = static_cast<i64>(token) * (units / 8);
+  bool finite = true;
+#pragma unroll 1
+  for (i32 from = warp; from < chunks; from += kAtOnce * warps) {
+    Vec2 values[kAtOnce];
+#pragma unroll
+    for (i32 i = 0; i < kAtOnce; ++i) {
+      const i32 column = 4 * (32 * (from + i * warps) + lane);
+      values[i] = column < a.hidden ? *reinterpret_cast<const Vec2*>(x + column) : Vec2{0, 0};
+    }
+#pragma unroll
+    for (i32 i = 0; i < kAtOnce; ++i) {
+      const i32 chunk = from + i * warps, unit = 32 * chunk + lane;
+      if (chunk >= chunks) break;
+      const i64 at = row + unit / 8;
+      finite &= quantize_four(values[i], unit < units, a.x_planes.codes + at * 64, a.x_planes.blocks + at);
+    }
+  }
+  return finite;
+}
+
+// All threads of a block, number `part` of `parts`: its share of the tokens, up to four at a time; marks of their pairs are cleared.
+DEVICE void quantize_tokens(const MlpArgs& a, i32 part, i32 parts) {
+  struct Broken { u32 of[4]; };
+  SHARED(Broken, broken);
+  const i32 t = thread_id(), tokens = a.layer.tokens, each = (tokens + parts - 1) / parts, begin = part * each, end = begin + each < tokens ? begin + each : tokens;
+  const i32 together = each < 2 || thread_count() < 64 ? 1 : each < 4 || thread_count() < 128 ? 2 : 4;
+  const i32 warps = thread_count() / 32 / together, warp = t / 32 % warps, own = t / 32 / warps;   // of a token
+  for (i32 i = begin * a.layer.top_k + t; i < end * a.layer.top_k; i += thread_count()) a.act_planes.broken[i] = 0;
+  for (i32 from = begin; from < end; from += together) {
+    if (t < together) broken.of[t] = 0;
+    sync_block();
+    if (own < together && from + own < end && !quantize_chunks(a, from + own, warp, warps)) broken.of[own] = 1;
+    sync_block();
+    if (t < together && from + t < end) a.x_planes.broken[from + t] = broken.of[t];
+    if (from + together < end) sync_block();
+  }
 }

@@ -16,6 +16,7 @@ struct MlpArgs {
   u16* y;                  // bf16 [tokens * top_k, hidden], by pair
   const float* weights;    // [tokens, top_k]
   u16* out;                // bf16 [tokens, hidden]
+  u8* x_large;             // [tokens][2 * hidden_padded] bytes: x as the large kernels read it, arranged (columns.cuh) or as MXFP8
   Planes x_planes;         // of x, by token; blocks: those of hidden_padded
   Planes act_planes;       // of act, by position; codes share act's memory
   i64 w13, w2, extras;     // where the row's segments start in a slot
@@ -26,6 +27,9 @@ struct MlpArgs {
   i32 oai, limited;        // moet.models.Activation: kind swiglu_oai; limit is set
   float limit, alpha;
   i32 wave, fetchers;      // fetchers: blocks of the first GEMM that fetch first; 0 where rows come from elsewhere (scan.cuh)
-  i32 combines, reserved;  // small.cuh: the last wave's launch combines, too
+  i32 combines;            // small.cuh: the last wave's launch combines, too
+  i32 many;                // steps with so many pairs are the large kernels', others small.cuh's
+  i32 beside;              // small.cuh: its launch begins while that before it, gate_up_large, still runs
+  i32 late;                // small.cuh: so many of its blocks begin later than the others, since `begin` has their multiprocessors
 };
 DEVICE i32 hidden_padded(const MlpArgs& a) { return (a.hidden + 63) / 64 * 64; }

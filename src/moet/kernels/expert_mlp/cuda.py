@@ -25,12 +25,13 @@ class MlpArgs(ctypes.Structure):
     _fields_ = [
         ("layer", LayerArgs),
         *[(name, c_void_p) for name in ("x", "act", "y", "weights", "out")],
+        ("x_large", c_void_p),
         ("x_planes", Planes),
         ("act_planes", Planes),
         *[(name, c_int64) for name in ("w13", "w2", "extras", "act_stride")],
         *[(name, c_int32) for name in ("hidden", "inter", "tile_begin", "tiles", "biased", "adds_bias", "oai", "limited")],
         *[(name, c_float) for name in ("limit", "alpha")],
-        *[(name, c_int32) for name in ("wave", "fetchers", "combines", "reserved")],
+        *[(name, c_int32) for name in ("wave", "fetchers", "combines", "many", "beside", "late")],
     ]
 
 

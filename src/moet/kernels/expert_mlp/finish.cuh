@@ -15,24 +15,26 @@ struct Finisher {
     for (i32 w = 0; w < kConsumers; ++w) v = add(v, group.sums[w][row * kPitch + pair]);
     return multiply(v, kAfter);
   }
-  // Rows lane and 32 + lane of all pairs, once they are there; the consumers may store the next item's then.
-  DEVICE_MEMBER void take_sums(u32 parity, float (&sum)[kPairs][2]) {
+  // Rows lane and 32 + lane of the pairs of `count`'s tiles, once they are there; the consumers may store the next item's then.
+  DEVICE_MEMBER void take_sums(u32 parity, i32 count, float (&sum)[kPairs][2]) {
     barrier_wait(&group.summed, parity);
 #pragma unroll
-    for (i32 p = 0; p < kPairs; ++p)
+    for (i32 p = 0; p < kPairs; ++p) {
+      if (p % kTilePairs == 0 && p >= count) break;
 #pragma unroll
       for (i32 half = 0; half < 2; ++half) sum[p][half] = total(32 * half + lane, p);
+    }
     barrier_arrive(&group.spare);
   }
   DEVICE_MEMBER void finish_gate_up(const Told& told, u32 parity) {
     const u8* row = told.row;
     const Item& item = told.item;
-    const Strip strip = w13_strip(args, row, item.strip);
+    const Strip strip = {told.strip, told.stride, told.blocks};
     const float first = multiplier(args, row, 0), second = multiplier(args, row, 1), bias[2] = {tile_bias(args, strip, 0, lane), tile_bias(args, strip, 1, lane)};
     const bool there = 32 * (args.tile_begin + item.strip) + lane < args.inter;
     const u32 broken = lane < item.count ? *told.broken[lane] : 0, spoilt = ballot(broken != 0);
-    float sum[kPairs][2];
-    take_sums(parity, sum);
+    float sum[kPairs][2] = {};
+    take_sums(parity, item.count, sum);
 #pragma unroll
     for (i32 p = 0; p < kPairs; ++p) {
       if (p >= item.count) break;
@@ -50,7 +52,8 @@ struct Finisher {
     for (i32 half = 0; half < 2; ++half) bias[half] = column + 32 * half < args.hidden ? down_bias(args, row, column + 32 * half) : 0.0f;
     const u32 broken = lane < item.count ? *told.broken[lane] : 0, spoilt = ballot(broken != 0);
     float sum[kPairs][2] = {};
-    if (told.readable) take_sums(parity, sum);
+    const bool readable = told.chunks;
+    if (readable) take_sums(parity, item.count, sum);
 #pragma unroll
     for (i32 p = 0; p < kPairs; ++p) {
       if (p >= item.count) break;
@@ -58,7 +61,7 @@ struct Finisher {
 #pragma unroll
       for (i32 half = 0; half < 2; ++half)
         if (column + 32 * half < args.hidden)
-          y[32 * half] = to_bf16(!told.readable ? 0.0f : spoilt >> p & 1 ? not_a_number() : fused_multiply_add(sum[p][half], factor, bias[half]));
+          y[32 * half] = to_bf16(!readable ? 0.0f : spoilt >> p & 1 ? not_a_number() : fused_multiply_add(sum[p][half], factor, bias[half]));
     }
   }
   // Behind finish_down. Whoever comes last combines.
@@ -73,22 +76,22 @@ struct Finisher {
     for (i32 i = lane; i < args.layer.tokens * groups; i += 32) combine_columns(args, i / groups, 8 * item.strip + i % groups);
   }
   DEVICE_MEMBER void run() {
-    Place<kItems> place = {0, 0};
-    for (u32 parity = 0;; place.advance()) {   // of `summed`: items that are multiplied
-      barrier_wait(&group.ready[place.at], place.parity);
-      const Told& told = group.told[place.at];
+    Place<kItems> place = {0};
+    for (u32 parity = 0;; ++place.number) {   // of `summed`: items that are multiplied
+      barrier_wait(&group.ready[place.at()], place.parity());
+      const Told& told = group.told[place.at()];
       const Item& item = told.item;
       if (item.kind == kNothingLeft) return;
       if (item.kind == kDown) {
         finish_down(told, parity);
         combine_strip(item);
       } else {
-        if (told.readable) finish_gate_up(told, parity);
+        if (told.chunks) finish_gate_up(told, parity);
         sync_warp();
         if (lane == 0) add_release_gpu(&args.layer.plan->made[item.step], 1);
       }
-      parity ^= told.readable;
-      barrier_arrive(&group.heard[place.at]);
+      parity ^= told.chunks != 0;
+      barrier_arrive(&group.heard[place.at()]);
     }
   }
 };

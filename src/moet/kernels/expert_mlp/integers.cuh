@@ -26,20 +26,22 @@ constexpr i32 kBias = kTable || kFormat == kSym2 ? 0 : kFormat == kTcq2 ? 16 : 1
 // What sums are multiplied by in the end: E2M1 levels are doubled; nvfp4's scales are 2^-120 of their value, and 2^60 fits before the product.
 constexpr float kAfter = kFormat == kMxfp4 ? 0.5f : kFormat == kNvfp4 ? 0.5f * 1152921504606846976.0f : 1.0f;
 
-// What a lane holds of one half of a chunk.
-struct Packed {
-  Vec4 words[kBits / 2];
-  u32 scales[kSums];         // of its 4 rows and its part; nvfp4: of each block
-};
-// Where a lane's codes and scales are in a chunk, in bytes; of either half 0.
-DEVICE u32 codes_of(i32 g, i32 t) { return 16 * g + (kBits == 2 ? (t >> 1) * kBlockBytes + (t & 1) * 256 : t * 256); }
+// What a lane holds of one half of a chunk: the words of its 4 rows; their scales, of its part; nvfp4: of each block.
+struct Words { Vec4 of[kBits / 2]; };
+struct Scales { u32 of[kSums]; };
+// Where a lane's codes and scales are in a chunk, in bytes; of either half 0. In shared memory the 16 units of 16 bytes of a block's step s lie swizzled, u at u ^ 2s:
+// eight lanes read two rows' units of all steps at once, which would share banks.
+DEVICE u32 swizzled(i32 step, i32 unit) { return 256 * step + 16 * (unit ^ (2 * step)); }
+DEVICE u32 codes_of(i32 g, i32 t) { return kBits == 2 ? (t >> 1) * kBlockBytes + swizzled(t & 1, g) : swizzled(t, g); }
 DEVICE u32 scales_of(i32 g, i32 t) { return kCodeBytes + 4 * g + (t & 1) * (kFormat == kNvfp4 ? 64 : kBlockBytes); }
-// codes, scales: their shared addresses.
-DEVICE void load_packed(Packed& p, u32 codes, u32 scales, i32 half) {
-  p.words[0] = load_shared16(codes + 128 * half);
-  if (kBits == 4) p.words[kBits / 2 - 1] = load_shared16(codes + kBlockBytes + 128 * half);
-  p.scales[0] = load_shared(scales + 32 * half);
-  if (kFormat == kNvfp4) p.scales[kSums - 1] = load_shared(scales + kBlockBytes + 32 * half);
+// From their shared addresses.
+DEVICE void load_half(Words& w, u32 codes, i32 half) {
+#pragma unroll
+  for (i32 b = 0; b < kBits / 2; ++b) w.of[b] = load_shared16(codes + b * kBlockBytes + 128 * half);
+}
+DEVICE void load_scales(Scales& s, u32 scales, i32 half) {
+#pragma unroll
+  for (i32 b = 0; b < kSums; ++b) s.of[b] = load_shared(scales + b * kBlockBytes + 32 * half);
 }
 
 // --- codes to bytes
@@ -50,7 +52,10 @@ constexpr u32 kBytes[4] = {kFormat == kTcq2 ? 0x070d1b13u : 0x0f0e0d0cu, kFormat
                            kFormat == kTcq2 ? 0x0d051319u : 0x00040608u};
 // Bytes of the four nibbles in the selector's low half. A byte permute sees three bits; with the fourth set it gives the sign of a byte, here 0. So
 // one permute finds what has it clear, one what has it set.
-DEVICE u32 look_up(u32 nibbles, u32 flipped) { return permute_bytes(kBytes[0], kBytes[1], nibbles) | permute_bytes(kBytes[2], kBytes[3], flipped); }
+DEVICE u32 look_up(u32 nibbles, u32 flipped) {
+  const u32 zero = unknown_zero();
+  return add_by_product(permute_bytes(kBytes[0] + zero, kBytes[1] + zero, nibbles), permute_bytes(kBytes[2] + zero, kBytes[3] + zero, flipped));
+}
 
 // 1024 windows of four tcq2 codes and what follows them, each 32 times: a lane then has a bank of its own. All threads of a block; a barrier comes before its use.
 DEVICE void fill_table(u8* table) {
@@ -66,31 +71,31 @@ DEVICE void fill_table(u8* table) {
 DEVICE u32 from_table(u32 shifted, u32 own) { return load_shared_at<kTableAt>((shifted & 0x1ff80u) | own); }
 
 // The 16 codes of a lane's row r (0 .. 3), as four words of bytes.
-DEVICE void bytes_of(const Packed& p, i32 r, u32 own, u32 (&bytes)[4]) {
-  const u32 w = word_of(p.words[0], r);
+DEVICE void bytes_of(const Words& words, i32 r, u32 own, u32 (&bytes)[4]) {
+  const u32 w = word_of(words.of[0], r);
   if (kTable) {
     bytes[0] = from_table(w << 7, own);
     bytes[1] = from_table(w >> 1, own);
     bytes[2] = from_table(w >> 9, own);
     bytes[3] = from_table(static_cast<u32>(static_cast<i32>(w) >> 17), own);
   } else if (kFormat == kSym2) {
-    const u32 even = w & 0x33333333u, odd = w >> 2 & 0x33333333u;
-    bytes[0] = permute_bytes(kLevels2, 0, even);
-    bytes[1] = permute_bytes(kLevels2, 0, odd);
-    bytes[2] = permute_bytes(kLevels2, 0, even >> 16);
-    bytes[3] = permute_bytes(kLevels2, 0, odd >> 16);
+    const u32 levels = kLevels2 + unknown_zero(), even = w & 0x33333333u, odd = w >> 2 & 0x33333333u;
+    bytes[0] = permute_bytes(levels, 0, even);
+    bytes[1] = permute_bytes(levels, 0, odd);
+    bytes[2] = permute_bytes(levels, 0, upper_half(even));
+    bytes[3] = permute_bytes(levels, 0, upper_half(odd));
   } else if (kFormat == kTcq2) {   // an even column's window is its nibble; past the word its last bit goes on
     const u32 odd = static_cast<u32>(static_cast<i32>(w) >> 2), even_flipped = w ^ 0x88888888u, odd_flipped = odd ^ 0x88888888u;
     bytes[0] = look_up(w, even_flipped);
     bytes[1] = look_up(odd, odd_flipped);
-    bytes[2] = look_up(w >> 16, even_flipped >> 16);
-    bytes[3] = look_up(odd >> 16, odd_flipped >> 16);
+    bytes[2] = look_up(upper_half(w), upper_half(even_flipped));
+    bytes[3] = look_up(upper_half(odd), upper_half(odd_flipped));
   } else {
 #pragma unroll
     for (i32 b = 0; b < 2; ++b) {
-      const u32 codes = word_of(p.words[b % (kBits / 2)], r), flipped = codes ^ 0x88888888u;
+      const u32 codes = word_of(words.of[b % (kBits / 2)], r), flipped = codes ^ 0x88888888u;
       bytes[2 * b] = look_up(codes, flipped);
-      bytes[2 * b + 1] = look_up(codes >> 16, flipped >> 16);
+      bytes[2 * b + 1] = look_up(upper_half(codes), upper_half(flipped));
     }
   }
 }
@@ -128,14 +133,12 @@ DEVICE u32 own_codes(i32 g, i32 t) { return (g & 1) * 32 + (kBits == 2 ? (t >> 1
 DEVICE u32 own_blocks(i32 t) { return kFormat == kNvfp4 ? 0 : (t & 1) * static_cast<u32>(sizeof(PlaneBlock)); }
 // `bytes` stay zeros where not `mine`: columns of the other part.
 DEVICE void load_columns(Raw& r, const u8* codes, const u8* blocks, bool mine, bool there) {
-  if (kBits == 2) load_vector_if(mine, r.bytes, codes);
-  else load_double_if(mine, r.bytes.x, r.bytes.y, codes);
-  if (kFormat == kNvfp4) load_double_if(mine, r.bytes.z, r.bytes.w, codes + 64);
-#pragma unroll
-  for (i32 s = 0; s < kSums; ++s) {
-    if (kBias) load_vector_if(there, r.block[s], blocks + s * sizeof(PlaneBlock));
-    else load_single_if(there, r.block[s].x, blocks + s * sizeof(PlaneBlock));
-  }
+  if (kBits == 2) load_vector_if<0>(mine, r.bytes, codes);
+  else load_double_if<0>(mine, r.bytes.x, r.bytes.y, codes);
+  if (kFormat == kNvfp4) load_double_if<64>(mine, r.bytes.z, r.bytes.w, codes);
+  if (kBias) load_vector_if<0>(there, r.block[0], blocks);
+  else load_single_if<0>(there, r.block[0].x, blocks);
+  if (kFormat == kNvfp4) load_vector_if<sizeof(PlaneBlock)>(there, r.block[kSums - 1], blocks);
 }
 // The activations' sum over a lane's columns.
 DEVICE i32 start_of(const Vec4& block, i32 t) {
@@ -143,43 +146,56 @@ DEVICE i32 start_of(const Vec4& block, i32 t) {
   return kFormat == kNvfp4 ? t & 1 ? sum - first : first : sum;
 }
 
-// sum[half][i][n][r] += a chunk's weights x tile n's activations: row 4g + 2i + r, pair t / 2, part t % 2. own: 4 * lane.
-template <i32 kN, i32 kMost> DEVICE void multiply(const Packed (&packed)[2], const Raw* raw, i32 g, i32 t, u32 own, float (&sum)[2][2][kMost][2]) {
+// What products take of the activations of a chunk, and what comes behind them: other registers than what was loaded, so that loads have a whole turn. ones: all
+// bits, which ptxas must not know, or it moves the copies to where they wait.
+template <i32 kN> struct Columns {
   u32 b[kN][4];
   i32 addend[kN][kSums], start[kN][kSums];
+};
+template <i32 kN> DEVICE Columns<kN> columns_of(const Raw* raw, u32 ones, i32 g, i32 t) {
+  Columns<kN> c;
 #pragma unroll
   for (i32 n = 0; n < kN; ++n) {
     const u32 v[4] = {raw[n].bytes.x, raw[n].bytes.y, raw[n].bytes.z, raw[n].bytes.w};
 #pragma unroll
     for (i32 w = 0; w < 4; ++w)
-      b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w];
+      c.b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w] & ones;
 #pragma unroll
-    for (i32 s = 0; s < kSums; ++s) addend[n][s] = scale_addend(static_cast<i32>(raw[n].block[s].x)), start[n][s] = kBias ? -kBias * start_of(raw[n].block[s], t) : 0;
+    for (i32 s = 0; s < kSums; ++s) c.addend[n][s] = scale_addend(static_cast<i32>(raw[n].block[s].x)), c.start[n][s] = kBias ? -kBias * start_of(raw[n].block[s], t) : 0;
   }
+  return c;
+}
+// The integer sums of half a chunk's weights x the columns, of fragment i and tile n.
+template <i32 kN> struct Products { i32 of[2][kN][kSums][4]; };
+// own: 4 * lane.
+template <i32 kN> DEVICE void multiply(Products<kN>& d, const Words& words, const Columns<kN>& c, u32 own) {
 #pragma unroll
-  for (i32 half = 0; half < 2; ++half)
+  for (i32 i = 0; i < 2; ++i) {
+    u32 low[4], high[4];
+    bytes_of(words, 2 * i, own, low);
+    bytes_of(words, 2 * i + 1, own, high);
 #pragma unroll
-    for (i32 i = 0; i < 2; ++i) {
-      u32 low[4], high[4];
-      bytes_of(packed[half], 2 * i, own, low);
-      bytes_of(packed[half], 2 * i + 1, own, high);
+    for (i32 n = 0; n < kN; ++n)
 #pragma unroll
-      for (i32 n = 0; n < kN; ++n) {
-        i32 d[kSums][4];
-#pragma unroll
-        for (i32 m = 0; m < 2; ++m) {   // half of the lane's columns, or a block
-          const i32 s = m % kSums, begin[4] = {0, start[n][s], 0, start[n][s]};
-          const Fragment a = {low[2 * m], high[2 * m], low[2 * m + 1], high[2 * m + 1]};
-          if (m < kSums) mma_s8(d[s], a, {b[n][2 * m], b[n][2 * m + 1]}, begin);
-          else mma_s8(d[s], a, {b[n][2 * m], b[n][2 * m + 1]}, d[s]);
-        }
-#pragma unroll
-        for (i32 s = 0; s < kSums; ++s)
-#pragma unroll
-          for (i32 r = 0; r < 2; ++r) {   // below 2^24: 15 * 32 * kLargest
-            const float exact = to_float(static_cast<i32>(multiply_add(d[s][2 * r], 256, d[s][2 * r + 1])));
-            sum[half][i][n][r] = fused_multiply_add(exact, scale_of(packed[half].scales[s], 2 * i + r, addend[n][s]), sum[half][i][n][r]);
-          }
+      for (i32 m = 0; m < 2; ++m) {   // half of the lane's columns, or a block
+        const i32 s = m % kSums, begin[4] = {0, c.start[n][s], 0, c.start[n][s]};
+        const Fragment a = {low[2 * m], high[2 * m], low[2 * m + 1], high[2 * m + 1]};
+        if (m < kSums) mma_s8(d.of[i][n][s], a, {c.b[n][2 * m], c.b[n][2 * m + 1]}, begin);
+        else mma_s8(d.of[i][n][s], a, {c.b[n][2 * m], c.b[n][2 * m + 1]}, d.of[i][n][s]);
       }
-    }
+  }
+}
+// sum[i][n][r] += them with their scales: row 4g + 2i + r of the half, pair t / 2, part t % 2.
+template <i32 kN, i32 kMost> DEVICE void add_products(const Products<kN>& d, const Scales& scales, const Columns<kN>& c, float (&sum)[2][kMost][2]) {
+#pragma unroll
+  for (i32 i = 0; i < 2; ++i)
+#pragma unroll
+    for (i32 n = 0; n < kN; ++n)
+#pragma unroll
+      for (i32 s = 0; s < kSums; ++s)
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) {   // below 2^24: 15 * 32 * kLargest
+          const float exact = to_float(static_cast<i32>(multiply_add(d.of[i][n][s][2 * r], 256, d.of[i][n][s][2 * r + 1])));
+          sum[i][n][r] = fused_multiply_add(exact, scale_of(scales.of[s], 2 * i + r, c.addend[n][s]), sum[i][n][r]);
+        }
 }

@@ -14,5 +14,5 @@
 KERNEL(arrange, MlpArgs, args, 256) {
   const i64 units = hidden_padded(args) / 8, index = static_cast<i64>(block_id()) * thread_count() + thread_id(), token = index / units;
   if (token < args.layer.tokens)
-    arrange_unit(args.x + token * args.hidden, args.hidden, index % units, reinterpret_cast<u16*>(args.x_planes.codes) + token * hidden_padded(args));
+    arrange_unit(args.x + token * args.hidden, args.hidden, index % units, reinterpret_cast<u16*>(args.x_large) + token * hidden_padded(args));
 }

@@ -137,6 +137,7 @@ DEVICE void store_arranged(const MlpArgs& a, i32 position, i32 count, i32 number
 
 KERNEL(gate_up_large, MlpArgs, args, 128) {
   SHARED(mma::Stages, stages);
+  let_next_launch_begin();   // small.cuh, beside
   Plan& plan = *args.layer.plan;
   if (args.wave >= plan.waves) return;
   fetch_first(args);
@@ -144,12 +145,12 @@ KERNEL(gate_up_large, MlpArgs, args, 128) {
   const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4;
   if (thread_id() == 0) stages.constant = constants();
   Work work = start(plan, args.wave);
-  while (draw(plan, &plan.item[0][args.wave], mma::kPairs, (args.tiles + mma::kWarps - 1) / mma::kWarps, work)) {
+  while (draw(plan, &plan.item[0][args.wave], mma::kPairs, args.many, (args.tiles + mma::kWarps - 1) / mma::kWarps, work)) {
     if (!readable(args, work.step, waited)) continue;
     const Step& step = plan.steps[work.step];
     const i32 position = step.pair_begin + work.token_tile * mma::kPairs, count = step.pair_begin + step.pair_count - position;
     const i32 pair = thread_id() / 2, number = work.strip * mma::kWarps + warp;
-    const u8* x = pair < count ? args.x_planes.codes + static_cast<i64>(plan.pairs[position + pair] / args.layer.top_k) * hidden_padded(args) * 2 : nullptr;
+    const u8* x = pair < count ? args.x_large + static_cast<i64>(plan.pairs[position + pair] / args.layer.top_k) * hidden_padded(args) * 2 : nullptr;
     const u8* row = row_of(args, step);
     const bool mine = number < args.tiles;
     const Strip strip = w13_strip(args, row, mine ? number : 0);
@@ -177,7 +178,7 @@ KERNEL(down_large, MlpArgs, args, 128) {
   const i32 warp = thread_id() / 32, strips = hidden_padded(args) / 64;
   if (thread_id() == 0) stages.constant = constants();
   Work work = start(plan, args.wave);
-  while (draw(plan, &plan.item[1][args.wave], mma::kPairs, (strips + mma::kWarps - 1) / mma::kWarps, work)) {
+  while (draw(plan, &plan.item[1][args.wave], mma::kPairs, args.many, (strips + mma::kWarps - 1) / mma::kWarps, work)) {
     const bool lost = row_failed(plan, work.step);
     const Step& step = plan.steps[work.step];
     const i32 position = step.pair_begin + work.token_tile * mma::kPairs, count = step.pair_begin + step.pair_count - position;

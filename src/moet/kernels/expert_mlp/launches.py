@@ -1,6 +1,7 @@
 """The launches of a layer's expert MLP on a GPU: which kernels for how many tokens, with how many blocks, in which order."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from moet.config import PrefillActivations
 from moet.kernels.expert_mlp.cuda import MlpArgs, padded
@@ -14,26 +15,28 @@ PIECE_BYTES = {"sym2": 1152, "tcq2": 1152, "mxfp4": 2176, "nvfp4": 2304}
 """Of a chunk, 64 rows x 64 columns, on its way through shared memory (stream.cuh)."""
 TABLE_END = 224 << 10
 """Of the dynamic shared memory: where tcq2's table ends (integers.cuh), 97 + 128 KiB from where the system's 1 KiB begins."""
-GROUP_BYTES = {True: 5984, False: 160 + 4 * 64 * 4 * 9}
+GROUP_BYTES = {True: 5952, False: 160 + 4 * 64 * 4 * 9}
 """Of struct Group: in group.cuh, for formats of integers, and in small_grouped.cuh."""
 MOST_STAGES = 6
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: the warp that finishes a strip then has at most eight rounds of loads to do, a group of four warps two."""
+QUANTIZED = 2
+"""Tokens of a block that quantizes, at 32 threads for 128 columns: as long as the plan takes with few of them. A block of `begin` keeps one of mlp_small off its multiprocessor until it has ended."""
+MANY = 9
+"""Pairs of an expert from which on the large kernels are the faster ones. On an H200 an expert of DeepSeek-V4-Flash's size takes them 5 us, and mlp_small 3 us for each four pairs."""
+MIXED_TOKENS = 8192
+"""Up to here experts are parted by MANY: of 4,096 tokens of DeepSeek-V4-Flash half the experts have fewer. Planes of x and of what is between the GEMMs take 22 % more scratch, 150 MB for so many tokens."""
 LARGE = 4
-"""Pairs an expert, on average, from which on the large kernels are the faster ones: with six, of DeepSeek-V4-Flash's size, an expert takes them under 3 us on an H200, and mlp_small decodes its weights twice."""
+"""Where kernels cannot part experts: pairs an expert, on average, from which on a prefill takes the large ones for all."""
 SPARED = 4
 """Multiprocessors that a large GEMM leaves to the copies beside it."""
 
 
-def size_of(pairs: int, experts: int, scan: bool) -> str:
-    """"small" or "large", by the (token, place) pairs of a batch. A decoding step is never large: its graph holds the launches that may fetch."""
-    return "large" if scan and pairs >= LARGE * experts else "small"
-
-
-def largest_small(experts: int, top_k: int) -> int:
-    """Tokens of the largest scan whose GEMMs are not the large ones."""
-    return (LARGE * experts - 1) // top_k
+Size = Literal["small", "mixed", "large"]
+"""Of a batch: the small kernels for all its experts, for those with fewer than MANY pairs, for none."""
+PAIRS: dict[Size, int] = {"small": 2**31 - 1, "mixed": MANY, "large": 1}
+"""Of an expert, from which on the large kernels take it."""
 
 
 @dataclass(frozen=True)
@@ -91,36 +94,56 @@ class ExpertKernels:
     activations: PrefillActivations = "bf16"
     """Of the large GEMMs; with "mxfp8" the module has scaled.sources()."""
 
-    def begin(self, args: MlpArgs, size: str, stream: int) -> None:
+    def size_of(self, tokens: int, experts: int, top_k: int, scan: bool) -> Size:
+        """Of a batch, whose layer has so many experts."""
+        if not self.mixes:   # a decoding step is small, whatever it is: its graph holds the launches that may fetch
+            return "large" if scan and tokens * top_k >= LARGE * experts else "small"
+        return "small" if tokens <= COMBINED_TOKENS else "mixed" if tokens <= MIXED_TOKENS else "large"
+
+    def most_small(self, tokens: int, decode_tokens: int, experts: int, top_k: int) -> int:
+        """Tokens of the largest batch that the small kernels have a part in, of at most `tokens`, or of `decode_tokens` where it decodes."""
+        return min(tokens, MIXED_TOKENS if self.mixes else max(decode_tokens, (LARGE * experts - 1) // top_k))
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a batch's experts can be parted: MXFP8 activations of the large kernels lie where the small ones have their planes."""
+        return self.large is not SCALED
+
+    def begin(self, args: MlpArgs, size: Size, stream: int) -> None:
         """The plan, and what the GEMMs of `size` read of x."""
-        if size == "small" and self.format in INTEGER_FORMATS:
-            self.pager.launch("begin", 1 + args.layer.tokens, RESOLVE_THREADS, args, stream=stream, early=True)
+        if self._has_planes(size):
+            args.late = 1 + -(-args.layer.tokens // QUANTIZED)
+            self.pager.launch("begin", args.late, RESOLVE_THREADS, args, stream=stream, early=True)
         else:
             self.pager.launch("resolve", 1, RESOLVE_THREADS, args.layer, stream=stream)
-        if size == "large":
-            self._prepare(args, stream)
+        self._prepare(args, size, stream)
 
-    def _prepare(self, args: MlpArgs, stream: int) -> None:
-        if self.large.prepare:
+    def quantize(self, args: MlpArgs, size: Size, stream: int) -> None:
+        """The second half of `begin`, where the plan comes from elsewhere."""
+        if self._has_planes(size):
+            self.pager.launch("quantize", -(-args.layer.tokens // QUANTIZED), RESOLVE_THREADS, args, stream=stream)
+        self._prepare(args, size, stream)
+
+    def _has_planes(self, size: Size) -> bool:
+        return size != "large" and self.format in INTEGER_FORMATS
+
+    def _prepare(self, args: MlpArgs, size: Size, stream: int) -> None:
+        if size != "small" and self.large.prepare:
             units = args.layer.tokens * (padded(args.hidden) // 8)
             self.module.launch(self.large.prepare, -(-units // PREPARE_THREADS), PREPARE_THREADS, args, stream=stream)
 
-    def quantize(self, args: MlpArgs, size: str, stream: int) -> None:
-        """The second half of `begin`, where the plan comes from elsewhere."""
-        if size == "large":
-            self._prepare(args, stream)
-        if size == "small" and self.format in INTEGER_FORMATS:
-            self.pager.launch("quantize", args.layer.tokens, RESOLVE_THREADS, args, stream=stream)
-
-    def gemms(self, args: MlpArgs, size: str, waves: int, stream: int, early: bool = False) -> None:
+    def gemms(self, args: MlpArgs, size: Size, waves: int, stream: int, early: bool = False) -> None:
         """`waves` waves from args.wave on, and the sum over places if the last of them is the plan's last (`combines`). early: right behind `begin` or `quantize`."""
+        args.many, args.beside = PAIRS[size], size == "mixed"
         for wave in range(args.wave, args.wave + waves):
             args.wave = wave
-            if size == "small":
-                self._small(args, stream, early)
-                early = False
-            else:
-                self._large(args, stream)
+            if size != "small":
+                self._large("gate_up", args, stream)
+            if size != "large":   # beside gate_up_large: on the multiprocessors where that has nothing left
+                self._small(args, stream, early or size == "mixed")
+                early, args.late = False, 0
+            if size != "small":
+                self._large("down", args, stream)
 
     def _small(self, args: MlpArgs, stream: int, early: bool) -> None:
         kernel = SmallKernel(self.format, self.arch)
@@ -128,12 +151,12 @@ class ExpertKernels:
         blocks = min(self.multiprocessors, -(-pairs * (args.tiles + strips) // kernel.groups) + args.fetchers)
         self.module.launch("mlp_small", blocks, kernel.threads, args, kernel.shared_bytes, stream, early)
 
-    def _large(self, args: MlpArgs, stream: int) -> None:
-        pairs, kernel, strips = args.layer.tokens * args.layer.top_k, self.large, (args.tiles, -(-args.hidden // 64))
+    def _large(self, which: Literal["gate_up", "down"], args: MlpArgs, stream: int) -> None:
+        pairs, kernel = args.layer.tokens * args.layer.top_k, self.large
+        fetchers, strips = (args.fetchers, args.tiles) if which == "gate_up" else (0, -(-args.hidden // 64))
         most = kernel.blocks * max(1, self.multiprocessors - (0 if args.fetchers else SPARED))   # its own blocks fetch, or others do beside it
-        for name, count, fetchers in (("gate_up", strips[0], args.fetchers), ("down", strips[1], 0)):
-            blocks = min(most, pairs * -(-count // kernel.strips) + fetchers)
-            self.module.launch(f"{name}_{kernel.name}", blocks, kernel.threads, args, kernel.shared_bytes, stream)
+        blocks = min(most, pairs * -(-strips // kernel.strips) + fetchers)
+        self.module.launch(f"{which}_{kernel.name}", blocks, kernel.threads, args, kernel.shared_bytes, stream)
 
     @property
     def large(self) -> "LargeKernel":

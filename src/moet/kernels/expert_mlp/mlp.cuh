@@ -44,17 +44,17 @@ struct Work {
   i32 before, first;        // items of the steps before `step`; the item drawn
   i32 token_tile, strip;    // of the item
 };
-DEVICE i32 items_of(const Step& s, i32 tokens, i32 strips) { return (s.pair_count + tokens - 1) / tokens * strips; }
+DEVICE i32 items_of(const Step& s, i32 tokens, i32 many, i32 strips) { return s.pair_count < many ? 0 : (s.pair_count + tokens - 1) / tokens * strips; }
 DEVICE Work start(const Plan& plan, i32 wave) { return {plan.wave_begin[wave], plan.wave_begin[wave + 1], 0, -1, 0, 0}; }
-// False: the launch is done. tokens: a tile's; strips: of a step, or groups of strips.
-DEVICE bool draw(Plan& plan, u32* counter, i32 tokens, i32 strips, Work& work) {
+// False: the launch is done. tokens: a tile's; many: pairs of a step that belongs to this launch, at least; strips: of a step, or groups of strips.
+DEVICE bool draw(Plan& plan, u32* counter, i32 tokens, i32 many, i32 strips, Work& work) {
   SHARED(i32, drawn);
   sync_block();   // the item before is done with its shared memory
   if (thread_id() == 0) drawn = static_cast<i32>(atomic_add_gpu(counter, 1));
   sync_block();
   work.first = drawn;
   while (work.step < work.end) {
-    const i32 items = items_of(plan.steps[work.step], tokens, strips);
+    const i32 items = items_of(plan.steps[work.step], tokens, many, strips);
     if (work.first < work.before + items) {
       const i32 inside = work.first - work.before;
       work.token_tile = inside / strips;
@@ -76,6 +76,10 @@ DEVICE void fetch_first(const MlpArgs& a) {
   if (thread_id() == 0) ticket = atomic_add_gpu(&plan.ticket[a.wave], 1);
   sync_block();
   if (ticket < static_cast<u32>(a.fetchers)) fetch_rows(a.layer, a.wave, static_cast<i32>(ticket), a.fetchers);
+}
+// Where mlp_small begins while gate_up_large still runs, it does not end before that: what follows it needs both.
+DEVICE void end_beside(const MlpArgs& a) {
+  if (a.beside) wait_for_launch_before();
 }
 // Whether the row of a step of the first GEMM is there, after waiting for it if it is on its way.
 DEVICE bool readable(const MlpArgs& a, i32 step, u64& waited) {

@@ -15,7 +15,7 @@ DEVICE Mxfp8 mxfp8_rows(void* memory, i32 rows, i32 columns) {
   return {codes, codes + rows * stride, stride};
 }
 // Where bf16 or planes of them would be: x by token, the values between the GEMMs by position in Plan.pairs.
-DEVICE Mxfp8 x_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.x_planes.codes, a.layer.tokens, a.hidden); }
+DEVICE Mxfp8 x_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.x_large, a.layer.tokens, a.hidden); }
 DEVICE Mxfp8 act_mxfp8(const MlpArgs& a) { return mxfp8_rows(a.act, a.layer.tokens * a.layer.top_k, 32 * a.tiles); }
 
 // Bits of the largest magnitude of a block, which order as the values do, NaN above infinity. Eight lanes have four values each: every lanes-th of the warp's.

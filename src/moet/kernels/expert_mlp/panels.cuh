@@ -16,14 +16,15 @@ struct Walk {
 };
 DEVICE Walk begin_walk(const Plan& plan, i32 wave) { return {plan.wave_begin[wave], plan.wave_begin[wave + 1], 0}; }
 
-// All lanes of a warp: panel number `index`, which ascends from call to call. most: pairs of a tile; an expert's tiles are of one size, a multiple of 16, but for
+// All lanes of a warp: panel number `index`, which ascends from call to call. most: pairs of a tile; many: of a step that belongs to this launch, at least; an expert's tiles are of one size, a multiple of 16, but for
 // the last.
-DEVICE Panel panel_of(const Plan& plan, Walk& walk, i32 index, i32 most, i32 strips, i32 group) {
+DEVICE Panel panel_of(const Plan& plan, Walk& walk, i32 index, i32 most, i32 many, i32 strips, i32 group) {
   const i32 lane = thread_id() % 32, groups = (strips + group - 1) / group;
   for (; walk.first < walk.end; walk.first += 32) {
     const i32 step = walk.first + lane;
     i32 begin = 0, pairs = 0;
     if (step < walk.end) begin = plan.steps[step].pair_begin, pairs = plan.steps[step].pair_count;
+    if (pairs < many) pairs = 0;
     const i32 tiles = (pairs + most - 1) / most, panels = tiles * groups;
     i32 through = panels;
 #pragma unroll

@@ -1,4 +1,4 @@
-// The work of one launch of small.cuh, in the order in which it is handed out: every (step of the wave, tile of pairs, tile of w13), then every (step, tile of pairs,
+// The work of one launch of small.cuh, of steps with fewer than `many` pairs, in the order in which it is handed out: every (step of the wave, tile of pairs, tile of w13), then every (step, tile of pairs,
 // strip of w2).
 #pragma once
 #include "mlp.cuh"
@@ -38,7 +38,7 @@ DEVICE void locate(const MlpArgs& a, Queue& q, i32 index, i32 pairs, Item& out) 
     }
     const i32 step = q.first + lane, strips = q.kind == kGateUp ? a.tiles : hidden_padded(a) / 64;
     const Step s = plan.steps[step < kMaxExperts ? step : 0];   // in any case: beside the load of `end`
-    const i32 tiles = step < end ? (s.pair_count + pairs - 1) / pairs : 0, items = tiles * strips;
+    const i32 tiles = step < end && s.pair_count < a.many ? (s.pair_count + pairs - 1) / pairs : 0, items = tiles * strips;
     i32 through = items;   // this lane's step
 #pragma unroll
     for (i32 i = 1; i < 32; i *= 2) {

@@ -93,7 +93,7 @@ KERNEL(gate_up_scaled, MlpArgs, args, 128) {
   const Mxfp8 x = x_mxfp8(args), act = act_mxfp8(args);
   const i32 warp = thread_id() / 32, g = thread_id() % 32 / 4, t = thread_id() % 4;
   Work work = start(plan, args.wave);
-  while (draw(plan, &plan.item[0][args.wave], kScaledTokens, (args.tiles + kScaledWarps - 1) / kScaledWarps, work)) {
+  while (draw(plan, &plan.item[0][args.wave], kScaledTokens, args.many, (args.tiles + kScaledWarps - 1) / kScaledWarps, work)) {
     if (!readable(args, work.step, waited)) continue;
     const Step& step = plan.steps[work.step];
     const i32 position = step.pair_begin + work.token_tile * kScaledTokens, count = step.pair_begin + step.pair_count - position;
@@ -129,7 +129,7 @@ KERNEL(down_scaled, MlpArgs, args, 128) {
   const Mxfp8 act = act_mxfp8(args);
   const i32 warp = thread_id() / 32, strips = hidden_padded(args) / 64;
   Work work = start(plan, args.wave);
-  while (draw(plan, &plan.item[1][args.wave], kScaledTokens, (strips + kScaledWarps - 1) / kScaledWarps, work)) {
+  while (draw(plan, &plan.item[1][args.wave], kScaledTokens, args.many, (strips + kScaledWarps - 1) / kScaledWarps, work)) {
     const bool lost = row_failed(plan, work.step);
     const Step& step = plan.steps[work.step];
     const i32 position = step.pair_begin + work.token_tile * kScaledTokens, count = step.pair_begin + step.pair_count - position;

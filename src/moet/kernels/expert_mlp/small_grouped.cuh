@@ -157,7 +157,7 @@ struct Kernel {
 
   DEVICE_MEMBER void run() {
     Plan& plan = *args.layer.plan;
-    u32* counter = &plan.item[0][args.wave];
+    u32* counter = &plan.item[2][args.wave];
     Queue queue = open_queue(args);
     u64 waited = 0;
     weights.there = false;
@@ -214,14 +214,15 @@ struct Kernel {
 KERNEL(mlp_small, MlpArgs, args, kGroups * kGroupThreads) {
   DYNAMIC_SHARED(memory);   // the groups
   const Plan& plan = *args.layer.plan;
-  wait_for_launch_before();
+  if (!args.beside) wait_for_launch_before();
   if (args.wave == 0 && plan.waves == 0 && args.combines) {
     clear_outputs(args);
     return;
   }
-  if (args.wave >= plan.waves) return;
+  if (args.wave >= plan.waves) return end_beside(args);
   fetch_first(args);
   const i32 group = uniform(thread_id() / kGroupThreads), thread = thread_id() % kGroupThreads, lane = thread % 32;
   auto* groups = reinterpret_cast<Group*>(memory);
   Kernel{args, groups[group], group, thread, uniform(thread / 32), lane, lane / 4, lane % 4, {}, {}}.run();
+  end_beside(args);
 }

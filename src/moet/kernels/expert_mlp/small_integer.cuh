@@ -3,44 +3,53 @@
 #include "integers.cuh"
 #include "mlp.cuh"
 
+constexpr i32 kConsumers = 4;                     // warps that share the K of an item
+static_assert(2 * sizeof(PlaneBlock) * 4 == 128);
+
 constexpr i32 kTiles = 2, kTilePairs = 2;         // fragments of 8 columns of an item; pairs of one
 constexpr i32 kPairs = kTiles * kTilePairs, kPitch = kPairs + 1;   // of an item; odd: lanes at one pair hit 32 banks
 
 // Where a lane finds the activations of an item's pairs: codes of its column's pair, blocks of the pair whose sums it has; of this warp's next chunk.
 struct Inputs {
-  const u8 *codes[kTiles], *blocks[kTiles];
+  static constexpr i32 kStep = 128 * kConsumers;   // bytes of codes from a warp's chunk to its next one; a quarter of that, of blocks
+
+  const u8 *codes[kTiles], *blocks[kTiles];   // of the item's first chunk
+  u32 offset;                                 // of the codes that are next
 
   // codes_of, sums_of: rows of the planes, of kPairs pairs. A column without a pair has another one's: nobody reads its sums. first: the chunk to begin with.
   DEVICE_MEMBER void open(const u8* const* codes_of, const u8* const* sums_of, i32 first, i32 g, i32 t) {
+    offset = 0;
 #pragma unroll
     for (i32 n = 0; n < kTiles; ++n) {
       codes[n] = codes_of[2 * n + g / 4] + (128 * first + own_codes(g, t));
       blocks[n] = sums_of[2 * n + t / 2] + (2 * static_cast<i32>(sizeof(PlaneBlock)) * first + own_blocks(t));
     }
   }
-  // If `there`, and on by `chunks`. mine: `there`, and the lane's columns are of its part (matches).
-  template <i32 kN> DEVICE_MEMBER void load(Raw (&to)[kTiles], i32 chunks, bool there, bool mine) {
+  // If `there`. mine: `there`, and the lane's columns are of its part (matches).
+  template <i32 kN> DEVICE_MEMBER void load(Raw (&to)[kTiles], bool there, bool mine) {
 #pragma unroll
-    for (i32 n = 0; n < kN; ++n) {
-      load_columns(to[n], codes[n], blocks[n], mine, there);
-      codes[n] += 128 * chunks, blocks[n] += 2 * static_cast<i32>(sizeof(PlaneBlock)) * chunks;
-    }
+    for (i32 n = 0; n < kN; ++n) load_columns(to[n], further(codes[n], offset), further(blocks[n], offset / 4), mine, there);
+    offset += kStep;
   }
 };
 
-// A lane's sums to where a group adds them up, `pitch` values a row: both parts together, and every other lane stores pair t / 2 of tile n.
-DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kTiles][2], i32 g, i32 t) {
+// A lane's sums to where a group adds them up, `pitch` values a row: both parts together, of pair t / 2 of tile n; of two rows a lane has one, and its neighbour the other.
+DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kTiles][2], i32 tiles, i32 lane) {
+  lane = unknown(lane);                            // computed here: kept through the loop it would be spilled
+  const i32 g = lane / 4, t = lane % 4;
+  to += (4 * g + t % 2) * pitch + t / 2;
 #pragma unroll
-  for (i32 half = 0; half < 2; ++half)
+  for (i32 n = 0; n < kTiles; ++n) {
+    if (n >= tiles) break;
 #pragma unroll
-    for (i32 i = 0; i < 2; ++i)
+    for (i32 half = 0; half < 2; ++half)
 #pragma unroll
-      for (i32 n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (i32 r = 0; r < 2; ++r) {
-          const float both = add(sum[half][i][n][r], shuffle_xor(sum[half][i][n][r], 1));   // the same either way round
-          if (t % 2 == r) to[(32 * half + 4 * g + 2 * i + r) * pitch + 2 * n + t / 2] = both;
-        }
+      for (i32 i = 0; i < 2; ++i) {
+        const float* v = sum[half][i][n];
+        const float kept = t % 2 ? v[1] : v[0], given = t % 2 ? v[0] : v[1];
+        to[(32 * half + 2 * i) * pitch + 2 * n] = add(kept, shuffle_xor(given, 1));   // the same either way round
+      }
+  }
 }
 
 // A warp: value `lane` of a tile's 32. A last tile without a neighbour in its chunk gets one of zeros.

@@ -20,76 +20,97 @@ struct Consumer {
   const u32 codes_at, scales_at;           // in a stage, the lane's
   Stream stream;
   Inputs next;                             // where the activations are that are loaded next
-  Raw loaded[kTiles];                      // those of the next chunk
+  Raw raw[kTiles];                         // those of the next chunk
+  Words words;                             // and its first half
 
   // `turns` chunks with kN tiles of activations. loads: those of the chunk behind each of them; asks: for another chunk's weights, each time.
   template <i32 kN> DEVICE_MEMBER void multiply_chunks(i32 turns, bool asks, bool loads, float (&sum)[2][2][kTiles][2]) {
     const bool mine = loads && matches(g, t);
+    const u32 ones = unknown(~0u);
+    const u32 by = asks ? stream.step : 0, end = next.offset + Inputs::kStep * turns;
 #pragma unroll 1
-    for (; turns; --turns) {               // no branches: one block of instructions, loads among products
-      Raw now[kN];
-#pragma unroll
-      for (i32 n = 0; n < kN; ++n) now[n] = loaded[n];
-      next.load<kN>(loaded, kConsumers, loads, mine);
-      const u32 stage = stream.take(asks), codes = stage + codes_at, scales = stage + scales_at;
-      Packed packed[2];
-#pragma unroll
-      for (i32 half = 0; half < 2; ++half) load_packed(packed[half], codes, scales, half);
-      multiply<kN>(packed, now, g, t, 4 * lane, sum);
+    while (next.offset != end) {           // no branches: one block of instructions, loads among products
+      const Columns<kN> columns = columns_of<kN>(raw, ones, g, t);
+      next.load<kN>(raw, loads, mine);
+      Scales scales[2];
+      Words second;
+      load_half(second, stream.stage + codes_at, 1);
+      load_scales(scales[0], stream.stage + scales_at, 0);
+      load_scales(scales[1], stream.stage + scales_at, 1);
+      Products<kN> products;
+      multiply(products, words, columns, 4 * lane);
+      stream.advance(asks, by);
+      load_half(words, stream.stage + codes_at, 0);
+      add_products(products, scales[0], columns, sum[0]);
+      multiply(products, second, columns, 4 * lane);
+      add_products(products, scales[1], columns, sum[1]);
     }
   }
-  // All chunks of an item for this warp; the sums are in shared memory then. True: the first activations of `ahead` are loaded, the item behind it, which can be if
-  // its barrier is over.
-  DEVICE_MEMBER bool multiply_item(const Told& told, u32 sums_parity, const Told& ahead, u64* ahead_ready, u32 ahead_parity) {
-    const bool one = kTiles == 1 || uniform(told.item.count) <= kTilePairs;   // a second tile costs a third more
-    float sum[2][2][kTiles][2] = {};
-    bool opened = false;
-    for (i32 turns = (uniform(told.chunks) - warp + kConsumers - 1) / kConsumers, some; turns > 0; turns -= some) {
-      if (turns == 1 && is_over(ahead_ready, ahead_parity)) {
-        opened = ahead.item.kind != kNothingLeft && ahead.readable && warp < ahead.chunks && ahead.item.count <= (one ? 1 : kTiles) * kTilePairs;
-        if (opened) next.open(ahead.codes, ahead.sums, warp, g, t);
-      }
-      if (!stream.steady(1)) stream.catch_up();
-      some = stream.steady(turns > 1 ? turns - 1 : 1);
-      const bool asks = some, loads = turns > 1 || opened;
-      if (!asks) some = 1;
-      stream.plan_turns(some, asks);
-      if (one) multiply_chunks<1>(some, asks, loads, sum);
-      else multiply_chunks<kTiles>(some, asks, loads, sum);
-    }
-    barrier_wait(&group.spare, sums_parity ^ 1);
-    store_sums(group.sums[warp], kPitch, sum, g, t);
-    barrier_arrive(&group.summed);
-    return opened;
+  DEVICE_MEMBER i32 turns_of(const Told& told) { return uniform((told.chunks - warp + kConsumers - 1) / kConsumers); }
+  DEVICE_MEMBER i32 tiles_of(const Told& told) { return kTiles == 1 || uniform(told.item.count) <= kTilePairs ? 1 : kTiles; }
+  // Weights for a turn at least.
+  DEVICE_MEMBER void catch_up() {
+    stream.catch_up();
+    if (stream.begun) return;
+    sync_warp();                           // other lanes' copies
+    load_half(words, stream.stage + codes_at, 0);
+    stream.begun = 1;
+  }
+  // Until the item at `place` can be begun; weights come before its activations are there.
+  DEVICE_MEMBER void await(const Place<kItems>& place) {
+    u64* ready = &group.ready[place.at()];
+    if (is_over(ready, place.parity())) return;
+    barrier_wait(&group.known[place.at()], place.parity());
+    stream.fill(0);
+    barrier_wait(ready, place.parity());
   }
   DEVICE_MEMBER void run(u32 stages) {
     stream.begin(stages);
 #pragma unroll
-    for (i32 n = 0; n < kTiles; ++n) loaded[n] = {};
-    Place<kItems> place = {0, 0};
-    bool opened = false;
+    for (i32 n = 0; n < kTiles; ++n) raw[n] = {};
+    Place<kItems> place = {0};
+    i32 opened = 0;                        // 1: the item's first activations are loaded, and what follows is known
+    i32 turns = 0, tiles = 0, readable = 1;   // of this warp, to go; of its activations; whether there is anything to multiply
     for (u32 sums_parity = 0;;) {
-      const Told& told = group.told[place.at];
-      u64 *heard = &group.heard[place.at], *ready = &group.ready[place.at];
-      if (!is_over(ready, place.parity)) {   // weights come before its activations are there
-        barrier_wait(&group.known[place.at], place.parity);
-        stream.fill(0);
-        barrier_wait(ready, place.parity);
+      if (!opened) {
+        await(place);
+        const Told& told = group.told[place.at()];
+        const i32 chunks = uniform(told.chunks);
+        if (chunks < 0) return;
+        turns = turns_of(told), tiles = tiles_of(told), readable = chunks;
+        next.open(told.codes, told.sums, warp, g, t);
+        next.load<kTiles>(raw, turns > 0, turns > 0 && matches(g, t));
       }
-      if (told.item.kind == kNothingLeft) return;
-      if (warp == 0 && lane == 0) barrier_arrive(&group.begun[place.at % 2]);
-      place.advance();
-      if (told.readable) {
-        if (!opened) {
-          const bool there = warp < told.chunks;
+      if (warp == 0) barrier_arrive(&group.begun[place.number % 2]);   // all lanes: a branch that parts them costs the loops their uniform registers
+      u64* heard = &group.heard[place.at()];
+      ++place.number;
+      opened = 0;
+      i32 ahead = 0, tiles_ahead = 0;      // of the next item
+      float sum[2][2][kTiles][2] = {};
+      while (turns > 0) {
+        if (turns == 1 && is_over(&group.ready[place.at()], place.parity())) {
+          const Told& told = group.told[place.at()];
           next.open(told.codes, told.sums, warp, g, t);
-          next.load<kTiles>(loaded, kConsumers, there, there && matches(g, t));
+          ahead = turns_of(told), tiles_ahead = tiles_of(told);
+          opened = (ahead > 0) & (tiles_ahead <= tiles);
         }
-        opened = multiply_item(told, sums_parity, group.told[place.at], &group.ready[place.at], place.parity);
+        if (!stream.steady()) catch_up();
+        bool asks;
+        const i32 some = stream.plan_turns(turns > 1 ? turns - 1 : 1, asks);
+        const bool loads = (turns > 1) | opened;
+        if (tiles == 1) multiply_chunks<1>(some, asks, loads, sum);
+        else multiply_chunks<kTiles>(some, asks, loads, sum);
+        turns -= some;
+      }
+      if (readable) {
+        barrier_wait(&group.spare, sums_parity ^ 1);
+        store_sums(group.sums[warp], kPitch, sum, tiles, lane);
+        barrier_arrive(&group.summed);
         sums_parity ^= 1;
       }
       stream.open_next();                  // past this item, if it had no chunk for this warp
       barrier_arrive(heard);
+      turns = ahead, tiles = tiles_ahead;
     }
   }
 };
@@ -98,31 +119,36 @@ KERNEL_ALONE(mlp_small, MlpArgs, args, kThreads) {
   DYNAMIC_SHARED(memory);   // the groups, their stages, the table
   const Plan& plan = *args.layer.plan;
   auto* groups = reinterpret_cast<Group*>(memory);
-  if (kTable) fill_table(memory + (kTableAt - shared_address(memory)));
-  if (thread_id() < kGroups) open_group(groups[thread_id()]);
-  barriers_ready();
-  sync_block();
   const i32 warp = uniform(thread_id() / 32), lane = thread_id() % 32;
-  wait_for_launch_before();
+  const bool dispatches = warp / kGroups == kConsumers;
+  SHARED(Fixed, fixed);
+  Fixed own = {};
+  if (warp == kGroups * kConsumers) own = fixed_of(args);
+  open_groups(groups);      // only threads of the block use them: no fence but the barrier
+  if (kTable) fill_table(memory + (kTableAt - shared_address(memory)));
+  if (thread_id() == 32 * kGroups * kConsumers) fixed = own;
+  sync_block();
+  if (!args.beside) wait_for_launch_before();
   const Vec4 head = load_vector(reinterpret_cast<const u8*>(&plan), 0);   // count, waves, misses, live_tokens
-  if (warp / kGroups == kConsumers) touch_plan(args, lane);
+  if (dispatches) touch_plan(args, fixed.pairs, lane, groups[warp - kGroups * kConsumers].sums[0]);
   const i32 waves = static_cast<i32>(head.y), misses = static_cast<i32>(head.z);
   if (args.wave == 0 && waves == 0 && args.combines) {
     clear_outputs(args);
     return;
   }
-  if (args.wave >= waves) return;
+  if (args.wave >= waves) return end_beside(args);
   if (misses) fetch_first(args);
   if (warp < kGroups * kConsumers) {
     if (kMovesRegisters) more_registers<104>();
     Group& group = groups[warp / kConsumers];
     const u32 stages = shared_address(memory) + kStreamAt + warp * Stream::kRing;
     const i32 number = warp % kConsumers, g = lane / 4, t = lane % 4;
-    Consumer{args, group, number, lane, g, t, codes_of(g, t), scales_of(g, t), {args, group, number, lane, stages + Stream::kRing}, {}, {}}.run(stages);
+    Consumer{args, group, number, lane, g, t, codes_of(g, t), scales_of(g, t), {group, number, lane, stages + Stream::kRing}, {}, {}, {}}.run(stages);
   } else if (warp < kGroups * (kConsumers + 1)) {
     if (kMovesRegisters) fewer_registers<32>();
     const i32 group = warp - kGroups * kConsumers;
-    Dispatcher{args, groups[group], lane, misses == 0}.run(group * block_count() + block_id());
+    Dispatcher{args, groups[group], fixed, lane, !misses && !args.beside}.run(first_item(args, group));
+    end_beside(args);
   } else {
     if (kMovesRegisters) fewer_registers<32>();
     Finisher{args, groups[warp - kGroups * (kConsumers + 1)], lane}.run();

@@ -14,86 +14,98 @@ static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit && (!kTable || kStrea
 
 // Half a warp copies a block: its lane l units l, 16 + l, 32 + l, ... of 16 bytes, so that one address and constants do.
 struct Stream {
-  static constexpr i32 kUnits = kBlockBytes / 16, kCopies = (kUnits + 15) / 16, kRest = kUnits % 16;   // units of a block; copies of a chunk by a lane; of the last one
+  static constexpr i32 kCopies = kBits + 1, kRest = kScaleBytes / 16;   // of a chunk by a lane: a block's steps, and its scales, so many units
   static constexpr i32 kRing = kStages * kPiece;
 
-  const MlpArgs& args;
   Group& group;
   const i32 warp, lane;
   const u32 end;                           // of the warp's stages, a shared address
-  u32 stage;                               // the one that is being read, or the last one that was; those that are asked for are behind it
-  i32 under_way;                           // of these
-  bool late;                               // some were asked for between turns: groups of copies are not turns
-  Place<kItems> place;                     // the item that is asked for next, below 0: there is none
-  i32 left;                                // blocks from the next chunk to the end of the item's strip
-  const u8* at;                            // the lane's first unit of the next chunk
-  i32 step;                                // to the one after it
+  u32 lane_at[kBits];                      // in a stage, the lane's unit of each step
+  u32 stage;                               // of the chunk that is next to be multiplied; behind it those that are asked for after it
+  i32 under_way;                           // chunks that are asked for, this one included
+  i32 late;                                // some were asked for between turns: groups of copies are not turns
+  i32 begun;                               // not 0: the first words of the chunk are in registers
+  Place<kItems> place;                     // the item that is asked for next
+  i32 more;                                // there is one
+  i32 left;                                // chunks of the strip that are still to be asked for, without
+  i32 half;                                // 1: a last one of one block
+  const u8* at;                            // the lane's first unit of the warp's first chunk
+  u32 offset, step;                        // of the next one; to the one after it
 
   DEVICE_MEMBER void begin(u32 stages) {
-    stage = stages + kRing - kPiece, under_way = 0, late = false, left = 0, place = {0, 0};
+    stage = stages, under_way = late = begun = half = left = 0, more = 1, place = {0};
+#pragma unroll
+    for (i32 s = 0; s < kBits; ++s) lane_at[s] = lane / 16 * kBlockBytes + swizzled(s, lane % 16);
   }
   DEVICE_MEMBER void open_strip(const Told& told) {
-    const i32 stride = told.stride;
-    left = told.blocks - 2 * warp;
+    const i32 stride = uniform(told.stride), blocks = uniform(told.blocks), mine = (blocks - 2 * warp + 2 * kConsumers - 1) / (2 * kConsumers);
+    half = blocks & 1 & (((blocks / 2 - warp) % kConsumers == 0) & (mine > 0));
+    left = (mine > 0 ? mine : 0) - half;
     at = told.strip + ((2 * warp + lane / 16) * stride + 16 * (lane % 16));
-    step = 2 * kConsumers * stride;
+    offset = 0, step = static_cast<u32>(2 * kConsumers * stride);
   }
-  DEVICE_MEMBER void copy_chunk(u32 to, bool there) {
-    to += lane / 16 * kBlockBytes + 16 * (lane % 16);
+  DEVICE_MEMBER void copy_chunk(u32 to, bool there, u32 by) {
+    const u8* from = further(at, offset);
 #pragma unroll
-    for (i32 i = 0; i < kCopies; ++i) copy_async16_if(there && (i < kUnits / 16 || lane % 16 < kRest), to + 256 * i, at + 256 * i);
+    for (i32 i = 0; i < kCopies; ++i)
+      copy_async16_if(there && (i < kBits || lane % 16 < kRest), to + (i < kBits ? lane_at[i] : lane_at[0] + kCodeBytes), from + 256 * i);
     commit_copies();
-    at += there ? step : 0;
+    offset += by;
   }
   // To the next item that is known. All lanes. False: there is none.
   DEVICE_MEMBER bool open_next() {
-    while (left <= 0) {
-      if (place.at < 0 || !is_over(&group.known[place.at], place.parity)) return false;
-      const Told& told = group.told[place.at];
-      place.advance();
-      if (told.item.kind == kNothingLeft) place.at = -1;
-      else if (told.readable) open_strip(told);
+    while (!left && !half) {
+      if (!more || !is_over(&group.known[place.at()], place.parity())) return false;
+      const Told& told = group.told[place.at()];
+      ++place.number;
+      const i32 chunks = uniform(told.chunks);
+      if (chunks < 0) more = 0;
+      else if (chunks > 0) open_strip(told);
     }
     return true;
   }
   // For the next chunk, of which it is known where it lies.
   DEVICE_MEMBER void ask() {
-    if (left == 1 && lane >= 16) at -= step / (2 * kConsumers);   // a last block without a neighbour: itself again, against zeros
-    const u32 to = stage + (1 + under_way) * kPiece;
-    copy_chunk(to >= end ? to - kRing : to, true);
-    left -= 2 * kConsumers, ++under_way, late = true;
+    const bool last = !left;
+    if (last && lane >= 16) at -= step / (2 * kConsumers);   // a last block without a neighbour: itself again, against zeros
+    const u32 to = stage + under_way * kPiece;
+    copy_chunk(to >= end ? to - kRing : to, true, step);
+    if (last) half = 0;
+    else --left;
+    ++under_way, late = 1;
   }
-  // Asks for what there is, until all stages but one are under way and it is known what comes behind them. needed: that many at least, which will be known.
+  // Asks for what there is, until all stages are under way and it is known what comes behind them. needed: that many at least, which will be known.
   DEVICE_MEMBER void fill(i32 needed) {
-    while (under_way < kStages - 1 || left <= 0) {
+    while (under_way < kStages || !left) {
       if (open_next()) {
-        if (under_way < kStages - 1) ask();
+        if (under_way == kStages) return;
+        ask();
       } else if (under_way >= needed) {
         return;
       }
     }
   }
-  // How many of `turns` can be taken, and asked for, as usual: all stages but one are under way, and the item that is asked for goes on. 0: none.
-  DEVICE_MEMBER i32 steady(i32 turns) const {
-    const i32 most = (left + 2 * kConsumers - 2) / (2 * kConsumers);
-    return late || under_way < kStages - 1 || most <= 0 ? 0 : turns < most ? turns : most;
-  }
-  // Where there are none: at least the next one can be taken then. What was asked for late is waited for.
+  // Whether turns can be taken, and others asked for, as usual: all stages are under way, and the strip that is asked for goes on.
+  DEVICE_MEMBER bool steady() const { return !late & (under_way == kStages) & (left > 0); }
+  // Where they cannot: at least the next one can be taken then. What was asked for late is waited for.
   DEVICE_MEMBER void catch_up() {
     fill(1);
-    if (late) wait_copies<0>(), late = false;
+    if (late) wait_copies<0>(), late = 0;
   }
-  // `turns` will be taken, with or without asking for others.
-  DEVICE_MEMBER void plan_turns(i32 turns, bool asks) {
-    if (asks) left -= 2 * kConsumers * turns;
-    else under_way -= turns;
+  // How many of at most `turns` will be taken; asks: another one is asked for each time. Nothing is late.
+  DEVICE_MEMBER i32 plan_turns(i32 turns, bool& asks) {
+    const i32 some = under_way < kStages ? 0 : left < turns ? left : turns;
+    asks = some;
+    left -= some, under_way -= !asks, begun = under_way;
+    return asks ? some : 1;
   }
-  // The next stage, as soon as it is there: its shared address. A chunk is asked for in the place of the stage before. Every turn is a group of copies, of none at last.
-  DEVICE_MEMBER u32 take(bool asks) {
+  // To the next stage, as soon as it is there. A chunk is asked for in the place of the one before, which all lanes have read. Every turn is a group of copies, of none at last.
+  // by: the step, if it asks.
+  DEVICE_MEMBER void advance(bool asks, u32 by) {
     wait_copies<kStages - 2>();
-    sync_warp();                           // other lanes' copies; and they are done with the stage before
-    copy_chunk(stage, asks);
+    sync_warp();                           // other lanes' copies; and they are done with this stage
+    copy_chunk(stage, asks, by);
     const u32 next = stage + kPiece;
-    return stage = next == end ? end - kRing : next;
+    stage = next == end ? end - kRing : next;
   }
 };

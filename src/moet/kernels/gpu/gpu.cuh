@@ -88,15 +88,22 @@ DEVICE u32 load_single(const u8* base, u32 offset) {
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(base + offset));
   return v;
 }
-// The same without a branch: where not `there`, v stays what it is.
-DEVICE void load_vector_if(bool there, Vec4& v, const u8* p) {
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"(static_cast<i32>(there)));
+// p + by, made anew each time: a pointer that goes on with a loop takes two additions and, where ptxas parts its halves, two moves.
+DEVICE const u8* further(const u8* p, u32 by) {
+  u64 there;
+  asm("{\n\t.reg .u64 by;\n\tcvt.u64.u32 by, %2;\n\tadd.u64 %0, %1, by;\n\t}" : "=l"(there) : "l"(p), "r"(by));
+  return reinterpret_cast<const u8*>(there);
 }
-DEVICE void load_double_if(bool there, u32& x, u32& y, const u8* p) {
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\t@p ld.global.v2.u32 {%0, %1}, [%2];\n\t}" : "+r"(x), "+r"(y) : "l"(p), "r"(static_cast<i32>(there)));
+// The same without a branch, `by` bytes further: where not `there`, v stays what it is.
+template <u32 by> DEVICE void load_vector_if(bool there, Vec4& v, const u8* p) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4+%6];\n\t}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"(static_cast<i32>(there)), "n"(by));
 }
-DEVICE void load_single_if(bool there, u32& x, const u8* p) {
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t@p ld.global.u32 %0, [%1];\n\t}" : "+r"(x) : "l"(p), "r"(static_cast<i32>(there)));
+template <u32 by> DEVICE void load_double_if(bool there, u32& x, u32& y, const u8* p) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\t@p ld.global.v2.u32 {%0, %1}, [%2+%4];\n\t}" : "+r"(x), "+r"(y) : "l"(p), "r"(static_cast<i32>(there)), "n"(by));
+}
+template <u32 by> DEVICE void load_single_if(bool there, u32& x, const u8* p) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t@p ld.global.u32 %0, [%1+%3];\n\t}" : "+r"(x) : "l"(p), "r"(static_cast<i32>(there)), "n"(by));
 }
 DEVICE void store16(void* p, Vec4 v) { *reinterpret_cast<Vec4*>(p) = v; }
 
@@ -127,12 +134,19 @@ template <typename T> DEVICE T shuffle_xor(T v, i32 mask) { return __shfl_xor_sy
 template <typename T> DEVICE T shuffle_up(T v, i32 by) { return __shfl_up_sync(0xffffffffu, v, by); }
 // What all lanes of a warp hold alike, so that the compiler knows: branches and addresses then go to the uniform registers.
 DEVICE i32 uniform(i32 v) { return __shfl_sync(0xffffffffu, v, 0); }
+// The same value, of which the compiler then knows nothing.
+template <typename T> DEVICE T unknown(T v) { asm volatile("mov.b32 %0, %1;" : "=r"(v) : "r"(v)); return v; }
 DEVICE i32 popcount(u32 v) { return __popc(v); }
 DEVICE i32 lowest_bit(u32 v) { return __ffs(v) - 1; }
 
 // --- bits and numbers
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { u32 v; asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(selector)); return v; }
 DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { u32 v; asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); return v; }   // stays one instruction
+// 0, of which the compiler does not know that: blocks have one dimension. A constant plus it stays in a register, where ptxas would write it anew for each use.
+DEVICE u32 unknown_zero() { return threadIdx.y; }
+// What logic and shifts do, by the multipliers. On Hopper either takes one instruction in two clocks, and 4-bit codes ask for twice as much of the one as of the other.
+DEVICE u32 add_by_product(u32 a, u32 b) { return multiply_add(a, 1 + unknown_zero(), b); }
+DEVICE u32 upper_half(u32 v) { return __umulhi(v, (1 + unknown_zero()) << 16); }
 DEVICE float to_float(i32 v) { return __int2float_rn(v); }
 DEVICE float as_float(u32 v) { return __uint_as_float(v); }
 DEVICE u32 as_bits(float v) { return __float_as_uint(v); }

@@ -50,11 +50,11 @@ DEVICE void copies_arrive(u64* b) { asm volatile("cp.async.mbarrier.arrive.noinc
 using SharedAt = u32;
 DEVICE SharedAt shared_at(const void* p) { return shared_address(p); }
 DEVICE SharedAt uniform_at(SharedAt at) { return __shfl_sync(0xffffffffu, at, 0); }   // as uniform(); also, it is not computed again
-template <i32 to_by, i32 least> DEVICE void copy_async16_if(SharedAt to, const u8* from, i32 left) {
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.gt.s32 p, %2, %4;\n\t@p cp.async.cg.shared.global [%0+%3], [%1], 16;\n\t}"
-               :: "r"(to), "l"(from), "r"(left), "n"(to_by), "n"(least) : "memory");
+template <i32 to_by, i32 from_by> DEVICE void copy_async16_by(SharedAt to, const u8* from) {
+  asm volatile("cp.async.cg.shared.global [%0+%2], [%1+%3], 16;" :: "r"(to), "l"(from), "n"(to_by), "n"(from_by) : "memory");
 }
 template <i32 by> DEVICE u32 load_word_by(SharedAt at) { u32 v; asm volatile("ld.shared.u32 %0, [%1+%2];" : "=r"(v) : "r"(at), "n"(by) : "memory"); return v; }
+template <i32 by> DEVICE void load_two_words_by(SharedAt at, u32& a, u32& b) { asm volatile("ld.shared.v2.u32 {%0, %1}, [%2+%3];" : "=r"(a), "=r"(b) : "r"(at), "n"(by) : "memory"); }
 template <i32 by> DEVICE u32 load_byte_by(SharedAt at) { u32 v; asm volatile("ld.shared.u8 %0, [%1+%2];" : "=r"(v) : "r"(at), "n"(by) : "memory"); return v; }
 // Loads from a table at a place in it.
 DEVICE u32 load_word_at(SharedAt table, u32 place) { u32 v; asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(table + place)); return v; }
@@ -63,6 +63,11 @@ DEVICE const u8* unit_of(const u8* base, u32 index) {
   u64 p;
   asm("mad.wide.u32 %0, %1, 16, %2;" : "=l"(p) : "r"(index), "l"(base));
   return reinterpret_cast<const u8*>(p);
+}
+// A word goes to base + 2 * index, without a branch.
+DEVICE void store_word_if(bool there, u16* base, u32 index, u32 word) {
+  asm volatile("{\n\t.reg .pred p;\n\t.reg .u64 at;\n\tsetp.ne.b32 p, %3, 0;\n\tmad.wide.u32 at, %1, 2, %0;\n\t@p st.global.u32 [at], %2;\n\t}"
+               :: "l"(base), "r"(index), "r"(word), "r"(static_cast<i32>(there)) : "memory");
 }
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }   // what this thread knows of memory comes before bulk copies
 // This thread's stores and copies to shared memory come before what wgmma reads.

@@ -8,12 +8,18 @@ DEVICE void count_failures(Control& control, u32 rows) {
   if (control.failures) store_release_sys(control.failures, load_acquire_sys(control.failures) + rows);
 }
 
-// All threads; a barrier comes before anything else writes these words.
-DEVICE void clear(Plan& plan, Control& control, i32 experts) {
-  for (i32 i = thread_id(); i < experts; i += thread_count()) plan.ready[i] = 0, plan.copied[i] = 0, plan.order[i] = -1, plan.made[i] = 0;
-  for (i32 i = thread_id(); i < kMaxStrips; i += thread_count()) plan.finished[i] = 0;
-  for (i32 w = thread_id(); w < kMaxWaves; w += thread_count()) {
-    plan.ticket[w] = plan.item[0][w] = plan.item[1][w] = plan.drawn[w] = 0;
+// All threads from number `first` on; a barrier comes before anything else writes these words. Loops stay loops: what runs once costs a fetch from memory for every
+// 128 bytes of code.
+DEVICE void clear(Plan& plan, Control& control, i32 experts, i32 first = 0) {
+  const i32 t = thread_id() - first, step = thread_count() - first;
+  if (t < 0) return;
+#pragma unroll 1
+  for (i32 i = t; i < experts; i += step) plan.ready[i] = 0, plan.copied[i] = 0, plan.order[i] = -1, plan.made[i] = 0;
+#pragma unroll 1
+  for (i32 i = t; i < kMaxStrips; i += step) plan.finished[i] = 0;
+#pragma unroll 1
+  for (i32 w = t; w < kMaxWaves; w += step) {
+    plan.ticket[w] = plan.item[0][w] = plan.item[1][w] = plan.item[2][w] = plan.drawn[w] = 0;
     if (const u64 waited = plan.stall[w]) {
       count_gpu(&control.counter[kStallNanoseconds], waited);
       plan.stall[w] = 0;

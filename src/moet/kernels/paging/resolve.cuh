@@ -1,6 +1,7 @@
 // resolve: what a layer needs before its GEMMs, in one block: pairs sorted by expert, a slot for every expert, waves. As cache/reference.py's begin(), on
 // the same trace: the same slots, victims, heat and counts.
 #pragma once
+#include "few.cuh"
 #include "plan.cuh"
 #include "route.cuh"
 #include "slots.cuh"
@@ -15,6 +16,7 @@ struct ResolveMemory {
     Routing routing;
     Gathered gathered;
     Lists lists;
+    Few few;
   };
 };
 
@@ -53,16 +55,30 @@ DEVICE void resolve_layer(const LayerArgs& args) {
   Control& control = *args.control;
   Plan& plan = *args.plan;
   const i32 t = thread_id(), row = args.first_row + t;
+  const i32 few = threads_of_few(args);
+  if (few) {
+    clear(plan, control, args.experts, few);
+    if (t < few) {
+      const bool done = resolve_few(args, m.few, few);
+      if (t == 0) m.done = done;
+      begin_layer(args, control.armed);
+    }
+    sync_block();
+    if (m.done) return;
+  }
   const i32 pairs = control.armed ? args.tokens * args.top_k : 0;
   // Loads that need no routing go first: three round trips to memory beside the one of the ids.
   i32 slot = t < args.experts ? c.slot_of[row] : -1;
   u32 heat = t < args.experts ? c.heat[row] : 0;
   const i64 touched_before = c.touches, newest = c.newest;
+  i32* const sorted = plan.pairs;
   u32 bound = c.coldest;
   const bool valid = slot >= 0 && c.valid[slot];
   const bool staging = slot >= 0 && c.stamp[slot] != kWorking;
-  clear(plan, control, args.experts);
-  begin_layer(args, control.armed);
+  if (!few) {
+    clear(plan, control, args.experts);
+    begin_layer(args, control.armed);
+  }
 
   const u32 mine = count_pairs(args, pairs, m.routing, m.live);
   const bool hit = mine && valid, miss = mine && !valid, staged = hit && staging;
@@ -97,7 +113,7 @@ DEVICE void resolve_layer(const LayerArgs& args) {
   for (i32 w = t; w < kMaxWaves; w += thread_count()) m.layer.in_wave[w] = w ? 0 : static_cast<u32>(n.hits);
   if (t == 0) m.waves = count > 0, m.lost = 0;
   if (t == 0 && settled && n.staged) c.newest = newest + n.staged;
-  place_pairs(args, pairs, m.routing, static_cast<u32>(pair_begin), plan.pairs);
+  place_pairs(args, pairs, m.routing, static_cast<u32>(pair_begin), sorted);
   sync_block();
 
   if (!settled) {

@@ -50,7 +50,7 @@ struct Plan {
   i32 wave_begin[kMaxWaves + 1];    // steps of wave w: [wave_begin[w], wave_begin[w + 1]); w <= waves is written, the rest equals count
   i32 reserved;
   u32 ticket[kMaxWaves];            // blocks of wave w's first GEMM that have begun
-  u32 item[2][kMaxWaves];           // work handed out in wave w's first and second GEMM
+  u32 item[3][kMaxWaves];           // work handed out in wave w's first and second large GEMM, and in mlp_small
   u32 drawn[kMaxWaves];             // shares of rows handed out to the fetching blocks of wave w
   u64 stall[kMaxWaves];             // the longest that a block of wave w's first GEMM waited for rows; the next resolve adds it to the counters
   u32 ready[kMaxExperts];           // of a step: parts of its row that landed; kFailedRow: it cannot be read

@@ -51,7 +51,7 @@ class Plan(ctypes.Structure):
         ("wave_begin", c_int32 * (MAX_WAVES + 1)),
         ("reserved", c_int32),
         ("ticket", c_uint32 * MAX_WAVES),
-        ("item", (c_uint32 * MAX_WAVES) * 2),
+        ("item", (c_uint32 * MAX_WAVES) * 3),
         ("drawn", c_uint32 * MAX_WAVES),
         ("stall", c_uint64 * MAX_WAVES),
         ("ready", c_uint32 * MAX_EXPERTS),
