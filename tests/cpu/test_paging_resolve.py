@@ -129,6 +129,35 @@ def test_many_pairs(module, experts, tokens, top_k):
         run_layer(module, memory, book, 0, ids, kv)
 
 
+@pytest.mark.parametrize(
+    "experts, tokens, top_k, staging, hysteresis", [(60, 10, 6, 12, 16), (30, 1, 6, 8, 1000), (96, 24, 4, 50, 1000), (128, 16, 8, 40, 1000), (128, 128, 1, 128, 1000)]
+)
+def test_few_pairs_as_by_the_whole_block(module, experts, tokens, top_k, staging, hysteresis):
+    """few.cuh and resolve.cuh leave the same bytes; the latter is taken where no thread is left beside those of the pairs."""
+    rng = np.random.default_rng(tokens)
+    threads = {"few": 1024, "whole": -(-tokens * top_k // 32) * 32}
+    memories = {name: Memory(experts, 2, experts, staging, hysteresis, 9 * experts) for name in threads}
+    settled = staged = 0
+    for step in range(24):
+        layer = int(rng.random() < 0.2)
+        ids = rng.permutation(experts)[: tokens * top_k] if step % 3 == 0 and tokens * top_k <= experts else rng.zipf(1.3, tokens * top_k) % (experts + 1)
+        kv = None if step % 2 == 0 else rng.integers(-1, 5, tokens)
+        before = memories["few"].stamp.copy()
+        for name, memory in memories.items():
+            memory.resolve(module, layer, ids.reshape(tokens, top_k), kv, begins_step=step % 4 == 0, threads=threads[name])
+            for s in memory.steps():
+                if memory.row_of[s.slot] == s.row:
+                    memory.valid[s.slot] = 1
+        few, whole = memories.values()
+        plans = [bytes(m.plan)[: type(m.plan).pairs.offset] for m in (few, whole)]
+        assert plans[0] == plans[1] and not few.plan.ring_ready and few.pairs.tolist() == whole.pairs.tolist()
+        assert few.state() == whole.state() and few.counters() == whole.counters() and few.stamp.tolist() == whole.stamp.tolist()
+        assert all(getattr(few.cls, f) == getattr(whole.cls, f) for f in ("coldest", "touches", "newest", "oldest"))
+        settled += few.plan.count > 0 and not few.plan.misses
+        staged += not few.plan.misses and (before != few.stamp).any()
+    assert settled > 3 and (hysteresis < 1000 or staged > 0)
+
+
 def test_large_staging_and_many_waves(module):
     rng = np.random.default_rng(5)
     memory, book = Memory(300, 2, 400, staging=290), Reference(600, 400, 290)

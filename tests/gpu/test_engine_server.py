@@ -106,7 +106,7 @@ def test_answers_metrics_and_the_card(server):
     assert server.metric("moet:gpu_fetched_bytes_total") > 0 and server.metric("moet:gpu_steps_total") > 0
     assert 0.2 < server.metric("moet:gpu_coverage") <= 0.26
     card = json.loads(server.get("/v1/models"))["data"][0]["moet"]
-    assert card["precision"] == "base" and card["activations"] == "bf16"
+    assert card["precision"] == "base" and card["activations"] == "int15"
 
 
 def test_a_damaged_row_cannot_be_read_fails_the_request_and_not_the_server(server):

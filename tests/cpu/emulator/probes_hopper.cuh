@@ -68,7 +68,8 @@ KERNEL_ALONE(probe_two_words, HopperProbe, args, 32) {
   sync_block();
   u32 a, b;
   load_two_words_by<8>(shared_at(s.word) + 4 * args.broken, a, b);
-  store_word_if<4>(thread_id() == 0, args.d, a);
-  store_word_if<0>(thread_id() == 0, args.d, b);
-  store_word_if<8>(thread_id() > 40, args.d, a);
+  u16* const to = reinterpret_cast<u16*>(args.d);
+  store_word_if(thread_id() == 0, to, 2, a);
+  store_word_if(thread_id() == 0, to, 0, b);
+  store_word_if(thread_id() > 31, to, 4, a);
 }

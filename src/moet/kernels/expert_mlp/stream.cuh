@@ -12,7 +12,7 @@ constexpr i32 kStreamEnd = kStreamAt + kGroups * kConsumers * kStages * kPiece;
 constexpr i32 kSharedBytes = kTable ? kTableAt + kTableBytes - kSystemBytes : kStreamEnd;
 static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit && (!kTable || kStreamEnd + kSystemBytes + 256 <= kTableAt));
 
-// Half a warp copies a block: its lane l units l, 16 + l, 32 + l, ... of 16 bytes, so that one address and constants do.
+// Half a warp copies a block: its lane l a unit of 16 bytes of each step, and one of the scales, so that one address and constants do.
 struct Stream {
   static constexpr i32 kCopies = kBits + 1, kRest = kScaleBytes / 16;   // of a chunk by a lane: a block's steps, and its scales, so many units
   static constexpr i32 kRing = kStages * kPiece;
@@ -27,8 +27,8 @@ struct Stream {
   i32 begun;                               // not 0: the first words of the chunk are in registers
   Place<kItems> place;                     // the item that is asked for next
   i32 more;                                // there is one
-  i32 left;                                // chunks of the strip that are still to be asked for, without
-  i32 half;                                // 1: a last one of one block
+  i32 left;                                // whole chunks of the strip that are still to be asked for
+  i32 half;                                // 1: and a last one of one block
   const u8* at;                            // the lane's first unit of the warp's first chunk
   u32 offset, step;                        // of the next one; to the one after it
 

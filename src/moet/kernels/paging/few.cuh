@@ -1,6 +1,5 @@
 // resolve for the usual decode step: few pairs, whose rows are all there and stay where they are. A thread for each pair and three round trips to memory (ids and
 // pointers, slots and heat, what is valid), where resolve.cuh's block takes five, and seven barriers of all its threads. Plan and bookkeeping get the same bytes.
-// Loops that are short anyway stay loops: this code runs once a launch, and most of it comes from memory then.
 #pragma once
 #include "plan.cuh"
 #include "slots.cuh"
@@ -25,7 +24,8 @@ DEVICE Vec4 before(const Vec4& v, i32 at) {
   return {word(v.x, 0), word(v.y, 32), word(v.z, 64), word(v.w, 96)};
 }
 
-// The first `threads` threads of a block, as threads_of_few says. False: it is not such a layer, and nothing has been written.
+// All threads of a block, of which the first `threads` do it, as threads_of_few says. Barriers of a part of the block would be enough; tools that look for races lose their
+// way behind them. False: it is not such a layer, and nothing has been written.
 DEVICE bool resolve_few(const LayerArgs& a, Few& few, i32 threads) {
   const SlotClass& c = *a.slots;
   Plan& plan = *a.plan;
@@ -38,18 +38,19 @@ DEVICE bool resolve_few(const LayerArgs& a, Few& few, i32 threads) {
   i64* const stamps = c.stamp;
   const i64 touched = c.touches, age_every = c.age_every, newest = c.newest;
   i32* const sorted = plan.pairs;
+  const bool mine = t < threads;
   if (t == 0) few.live = 0;
   const bool live = armed && kv >= 0 && t < pairs, routes = live && static_cast<u32>(id) < static_cast<u32>(a.experts);   // as expert_of
   const i32 row = a.first_row + id, slot = routes ? slot_of[row] : -1;
   const u32 heat = routes ? heat_of[row] : 0, key = routes ? static_cast<u32>(id * kFew + t) : ~0u;
-  few.key[t] = key, few.mark[t] = 0;
+  if (mine) few.key[t] = key, few.mark[t] = 0;
   if (t < 3) few.marked[t] = {0, 0, 0, 0};
-  sync_group(0, threads);
+  sync_block();
 
   // Its place among all, by expert; how many are of its expert, and how many of these come before it.
   i32 place = 0, same = 0, earlier = 0;
 #pragma unroll 1
-  for (i32 i = 0; i < pairs; i += 4) {
+  for (i32 i = 0; mine && i < pairs; i += 4) {
     const Vec4 v = *reinterpret_cast<const Vec4*>(&few.key[i]);
     const u32 others[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -65,14 +66,14 @@ DEVICE bool resolve_few(const LayerArgs& a, Few& few, i32 threads) {
   const bool staged = since != kWorking, settles = there && !(staged && heat + kHeatUnit > bound + hysteresis);
   if (routes) few.mark[place] = static_cast<u8>(first ? kFirst | (staged ? kStagedOne : 0) | (settles ? 0 : kUnsettled) : 0);
   if (live && t == token * a.top_k) atomic_add_shared(&few.live, 1);
-  sync_group(0, threads);
-  const u32 mark = few.mark[t];
+  sync_block();
+  const u32 mark = mine ? few.mark[t] : 0;
 #pragma unroll
   for (i32 k = 0; k < 3; ++k) {
     const u32 bits = ballot(mark >> k & 1);
-    if (t % 32 == 0) reinterpret_cast<u32*>(&few.marked[k])[t / 32] = bits;
+    if (mine && t % 32 == 0) reinterpret_cast<u32*>(&few.marked[k])[t / 32] = bits;
   }
-  sync_group(0, threads);
+  sync_block();
   const Vec4 firsts = few.marked[0], stageds = few.marked[1];
   const i32 count = popcount(firsts), in_staging = popcount(stageds);
   if (popcount(few.marked[2]) || (count && touched + count >= age_every)) return false;
@@ -84,13 +85,13 @@ DEVICE bool resolve_few(const LayerArgs& a, Few& few, i32 threads) {
     if (staged) stamps[slot] = newest + popcount(before(stageds, place));
   }
 #pragma unroll 1
-  for (i32 w = t; w <= kMaxWaves; w += threads) plan.wave_begin[w] = w ? count : 0;
+  for (i32 w = t; w <= kMaxWaves; w += thread_count()) plan.wave_begin[w] = w ? count : 0;
   if (t) return true;
   finish_plan(plan, count, count > 0, 0, static_cast<i32>(few.live), nullptr);
   if (!count) return true;
-  SlotClass& mine = *a.slots;
-  mine.touches = touched + count;
-  if (in_staging) mine.newest = newest + in_staging;
+  SlotClass& own = *a.slots;
+  own.touches = touched + count;
+  if (in_staging) own.newest = newest + in_staging;
   count_gpu(&a.control->counter[kHits], static_cast<u64>(count));
   count_gpu(&a.control->counter[kWaves], 1);
   count_gpu(&a.control->counter[kLayers], 1);

@@ -8,8 +8,8 @@ DEVICE void count_failures(Control& control, u32 rows) {
   if (control.failures) store_release_sys(control.failures, load_acquire_sys(control.failures) + rows);
 }
 
-// All threads from number `first` on; a barrier comes before anything else writes these words. Loops stay loops: what runs once costs a fetch from memory for every
-// 128 bytes of code.
+// All threads from number `first` on; a barrier comes before anything else writes these words. Loops stay loops: between layers of weights
+// this code takes 0.7 us longer than by itself.
 DEVICE void clear(Plan& plan, Control& control, i32 experts, i32 first = 0) {
   const i32 t = thread_id() - first, step = thread_count() - first;
   if (t < 0) return;

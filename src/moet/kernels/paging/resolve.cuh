@@ -56,15 +56,11 @@ DEVICE void resolve_layer(const LayerArgs& args) {
   Plan& plan = *args.plan;
   const i32 t = thread_id(), row = args.first_row + t;
   const i32 few = threads_of_few(args);
-  if (few) {
+  if (few) {   // others clear meanwhile
     clear(plan, control, args.experts, few);
-    if (t < few) {
-      const bool done = resolve_few(args, m.few, few);
-      if (t == 0) m.done = done;
-      begin_layer(args, control.armed);
-    }
-    sync_block();
-    if (m.done) return;
+    if (t < few) begin_layer(args, control.armed);
+    if (resolve_few(args, m.few, few)) return;
+    sync_block();   // all have read what stands where other things will
   }
   const i32 pairs = control.armed ? args.tokens * args.top_k : 0;
   // Loads that need no routing go first: three round trips to memory beside the one of the ids.
