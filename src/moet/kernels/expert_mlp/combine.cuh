@@ -36,6 +36,12 @@ DEVICE void combine_columns(const MlpArgs& args, i32 token, i32 group) {
           {live ? pack_bf16(sum[0], sum[1]) : 0, live ? pack_bf16(sum[2], sum[3]) : 0, live ? pack_bf16(sum[4], sum[5]) : 0, live ? pack_bf16(sum[6], sum[7]) : 0});
 }
 
+// A strip's columns of all tokens, by thread `thread` of `threads`.
+DEVICE void combine_tokens(const MlpArgs& args, i32 strip, i32 thread, i32 threads) {
+  const i32 columns = args.hidden - 64 * strip < 64 ? args.hidden - 64 * strip : 64, groups = columns / 8;
+  for (i32 i = thread; i < args.layer.tokens * groups; i += threads) combine_columns(args, i / groups, 8 * strip + i % groups);
+}
+
 // Nothing routes anywhere: the output is zeros. All blocks.
 DEVICE void clear_outputs(const MlpArgs& a) {
   const i32 groups = a.hidden / 8;

@@ -72,8 +72,7 @@ struct Finisher {
     const bool last = lane == 0 && draw_release_gpu(&plan.finished[item.strip]) + 1 == static_cast<u32>(item.tiles);
     if (!ballot(last)) return;
     fence_gpu();
-    const i32 columns = args.hidden - 64 * item.strip < 64 ? args.hidden - 64 * item.strip : 64, groups = columns / 8;
-    for (i32 i = lane; i < args.layer.tokens * groups; i += 32) combine_columns(args, i / groups, 8 * item.strip + i % groups);
+    combine_tokens(args, item.strip, lane, 32);
   }
   DEVICE_MEMBER void run() {
     Place<kItems> place = {0};

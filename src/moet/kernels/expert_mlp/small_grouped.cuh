@@ -108,8 +108,7 @@ struct Kernel {
     }
     sync();
     if (!shared.last) return;
-    const i32 columns = args.hidden - 64 * item.strip < 64 ? args.hidden - 64 * item.strip : 64, groups = columns / 8;
-    for (i32 i = thread; i < args.layer.tokens * groups; i += kGroupThreads) combine_columns(args, i / groups, 8 * item.strip + i % groups);
+    combine_tokens(args, item.strip, thread, kGroupThreads);
   }
 
   DEVICE_MEMBER bool items_are_few() { return args.layer.tokens * args.layer.top_k * args.tiles < 2 * kGroups * block_count(); }
