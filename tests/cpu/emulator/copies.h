@@ -19,9 +19,8 @@ DEVICE void emulated_copy(void* to, const void* from, size_t bytes) {
   mine.under_way.push_back({to, from, bytes, mine.group});
 }
 DEVICE void copy_async16(void* to, const void* from) { emulated_copy(to, from, 16); }
-DEVICE void copy_async16(u32 to, const void* from) { emulated_copy(emulator::machine.dynamic() + (to - kEmulatedDynamic), from, 16); }
 DEVICE void copy_async16_if(bool there, u32 to, const void* from) {
-  if (there) copy_async16(to, from);
+  if (there) emulated_copy(emulator::machine.dynamic() + (to - kEmulatedDynamic), from, 16);
 }
 DEVICE void copy_async4(void* to, const void* from) { emulated_copy(to, from, 4); }
 DEVICE void emulated_landing(size_t before) {   // of the groups below `before`

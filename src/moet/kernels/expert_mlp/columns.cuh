@@ -37,14 +37,6 @@ struct Sixteen {
   u32 word[kWords];
   u32 scale;   // a byte
 };
-// chunk: two blocks, in shared memory.
-DEVICE void load_sixteen(Sixteen& s, const u8* chunk, i32 row, i32 t) {
-  const u8* block = chunk + (t >> 1) * kBlockBytes;
-#pragma unroll
-  for (i32 i = 0; i < kWords; ++i)
-    s.word[i] = kByBlocks ? load_word(chunk + (i >> 1) * kBlockBytes + ((2 * t + (i & 1)) * 64 + row) * 4) : load_word(block + ((kWords * (t & 1) + i) * 64 + row) * 4);
-  if (kBits <= 4) s.scale = block[kCodeBytes + (kFormat == kNvfp4 ? (t & 1) * 64 : 0) + row];
-}
 
 // A byte's UE8M0 or E4M3 as bf16, in both halves. 2^-127 is below the normal range.
 DEVICE u32 scale_of(u32 byte) {

@@ -146,20 +146,19 @@ DEVICE i32 start_of(const Vec4& block, i32 t) {
   return kFormat == kNvfp4 ? t & 1 ? sum - first : first : sum;
 }
 
-// What products take of the activations of a chunk, and what comes behind them: other registers than what was loaded, so that loads have a whole turn. ones: all
-// bits, which ptxas must not know, or it moves the copies to where they wait.
+// What products take of the activations of a chunk, and what comes behind them: other registers than those that the next ones are loaded into.
 template <i32 kN> struct Columns {
   u32 b[kN][4];
   i32 addend[kN][kSums], start[kN][kSums];
 };
-template <i32 kN> DEVICE Columns<kN> columns_of(const Raw* raw, u32 ones, i32 g, i32 t) {
+template <i32 kN> DEVICE Columns<kN> columns_of(const Raw* raw, i32 g, i32 t) {
   Columns<kN> c;
 #pragma unroll
   for (i32 n = 0; n < kN; ++n) {
     const u32 v[4] = {raw[n].bytes.x, raw[n].bytes.y, raw[n].bytes.z, raw[n].bytes.w};
 #pragma unroll
     for (i32 w = 0; w < 4; ++w)
-      c.b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w] & ones;
+      c.b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w];
 #pragma unroll
     for (i32 s = 0; s < kSums; ++s) c.addend[n][s] = scale_addend(static_cast<i32>(raw[n].block[s].x)), c.start[n][s] = kBias ? -kBias * start_of(raw[n].block[s], t) : 0;
   }

@@ -26,11 +26,10 @@ struct Consumer {
   // `turns` chunks with kN tiles of activations. loads: those of the chunk behind each of them; asks: for another chunk's weights, each time.
   template <i32 kN> DEVICE_MEMBER void multiply_chunks(i32 turns, bool asks, bool loads, float (&sum)[2][2][kTiles][2]) {
     const bool mine = loads && matches(g, t);
-    const u32 ones = unknown(~0u);
     const u32 by = asks ? stream.step : 0, end = next.offset + Inputs::kStep * turns;
 #pragma unroll 1
     while (next.offset != end) {           // no branches: one block of instructions, loads among products
-      const Columns<kN> columns = columns_of<kN>(raw, ones, g, t);
+      const Columns<kN> columns = columns_of<kN>(raw, g, t);
       next.load<kN>(raw, loads, mine);
       Scales scales[2];
       Words second;

@@ -6,8 +6,7 @@
 #ifndef MOET_EMULATOR
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 DEVICE void copy_async16(void* to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(to)), "l"(from) : "memory"); }
-DEVICE void copy_async16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory"); }   // to: a shared address
-// Without a branch, which would part what is scheduled around it.
+// The same to a shared address, without a branch, which would part what is scheduled around it.
 DEVICE void copy_async16_if(bool there, u32 to, const void* from) {
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t@p cp.async.cg.shared.global [%0], [%1], 16;\n\t}" :: "r"(to), "l"(from), "r"(static_cast<i32>(there)) : "memory");
 }

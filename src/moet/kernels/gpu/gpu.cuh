@@ -134,7 +134,7 @@ template <typename T> DEVICE T shuffle_xor(T v, i32 mask) { return __shfl_xor_sy
 template <typename T> DEVICE T shuffle_up(T v, i32 by) { return __shfl_up_sync(0xffffffffu, v, by); }
 // What all lanes of a warp hold alike, so that the compiler knows: branches and addresses then go to the uniform registers.
 DEVICE i32 uniform(i32 v) { return __shfl_sync(0xffffffffu, v, 0); }
-// The same value, of which the compiler then knows nothing.
+// The same value: what follows from it is computed behind this, not kept from further up. (ptxas sees through it.)
 template <typename T> DEVICE T unknown(T v) { asm volatile("mov.b32 %0, %1;" : "=r"(v) : "r"(v)); return v; }
 DEVICE i32 popcount(u32 v) { return __popc(v); }
 DEVICE i32 lowest_bit(u32 v) { return __ffs(v) - 1; }

@@ -9,11 +9,7 @@
 // --- a barrier in shared memory: a phase ends when `count` arrivals have come and so have the bytes that were announced. Phases have parities 0, 1, 0, ...
 DEVICE void barrier_init(u64* b, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory"); }
 // One thread, after the last barrier_init and before the block meets: other units see them.
-DEVICE void barriers_ready() {
-#if MOET_ARCH >= 90
-  asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async;" ::: "memory");
-#endif
-}
+DEVICE void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async;" ::: "memory"); }
 DEVICE void barrier_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory"); }
 DEVICE void barrier_expect(u64* b, u32 bytes) {   // arrives, too
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
@@ -46,7 +42,7 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b) {
 }
 // Arrives when this thread's copies up to here have landed.
 DEVICE void copies_arrive(u64* b) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(shared_address(b)) : "memory"); }
-// An address in shared memory, as wide as instructions take it. A copy of 16 bytes, and loads, at fixed distances from one; the copy is made if left > least.
+// An address in shared memory, as wide as instructions take it. A copy of 16 bytes, and loads, at fixed distances from one.
 using SharedAt = u32;
 DEVICE SharedAt shared_at(const void* p) { return shared_address(p); }
 DEVICE SharedAt uniform_at(SharedAt at) { return __shfl_sync(0xffffffffu, at, 0); }   // as uniform(); also, it is not computed again

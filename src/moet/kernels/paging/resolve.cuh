@@ -58,7 +58,7 @@ DEVICE void resolve_layer(const LayerArgs& args) {
   const i32 few = threads_of_few(args);
   if (few) {   // others clear meanwhile
     clear(plan, control, args.experts, few);
-    if (t < few) begin_layer(args, control.armed);
+    begin_layer(args, control.armed);
     if (resolve_few(args, m.few, few)) return;
     sync_block();   // all have read what stands where other things will
   }
