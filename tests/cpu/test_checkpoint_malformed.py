@@ -170,6 +170,8 @@ def test_fused_shape(shape, tmp_path):
         ("mxfp4_compressed", "up_proj.weight_scale", 3, 255),
         ("nvfp4_modelopt", "gate_proj.weight_scale", 5, 0x7F),
         ("nvfp4_modelopt", "gate_proj.weight_scale", 5, 0xFF),
+        ("nvfp4_modelopt", "gate_proj.weight_scale", 5, 0x80),
+        ("nvfp4_compressed", "down_proj.weight_scale", 5, 0xB0),
         ("nvfp4_modelopt", "down_proj.weight_scale_2", 0, np.nan),
         ("nvfp4_modelopt", "down_proj.weight_scale_2", 0, 0),
         ("nvfp4_modelopt", "down_proj.weight_scale_2", 0, -1),
@@ -184,7 +186,7 @@ def test_fused_shape(shape, tmp_path):
         ("fp8_tensor_modelopt", "up_proj.weight_scale", 0, np.nan),
     ],
 )
-def test_a_scale_is_no_number(scheme, tail, index, value, tmp_path):
+def test_a_scale_is_no_number_or_has_a_sign(scheme, tail, index, value, tmp_path):
     tiny = Tiny(scheme)
     tiny.poke(tiny.name(2, tail), index, value)
     refuse(tiny, tmp_path, tiny.name(2, tail), "model.safetensors")

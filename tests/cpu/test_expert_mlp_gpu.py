@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moet.errors import ConfigError
-from moet.kernels.expert_mlp.cuda import PLANE_BLOCK_BYTES, SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
+from moet.kernels.expert_mlp.cuda import SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
 from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, PAIRS, ExpertKernels, SmallKernel
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import FORMATS, RowGeometry, pack_row
@@ -84,11 +84,11 @@ class Bench:
         args.x, args.act, args.y, args.weights, args.out = (a.ctypes.data for a in (x, act, y, weights, out))
         x_codes, x_large = (np.full((tokens, 2 * padded(self.geometry.hidden)), 0xFF, np.uint8) for _ in range(2))
         args.x_large = x_large.ctypes.data
-        x_blocks = np.full((tokens, padded(self.geometry.hidden) // 32 * PLANE_BLOCK_BYTES), 0xFF, np.uint8)
-        act_blocks = np.full((tokens * top_k, act_stride(args.tiles) // 32 * PLANE_BLOCK_BYTES), 0xFF, np.uint8)
+        x_exponents = np.full((tokens, padded(self.geometry.hidden) // 32 * 4), 0xFF, np.uint8)
+        act_exponents = np.full((tokens * top_k, act_stride(args.tiles) // 32 * 4), 0xFF, np.uint8)
         x_broken, act_broken = np.full(tokens, 0xFFFFFFFF, np.uint32), np.full(tokens * top_k, 0xFFFFFFFF, np.uint32)
-        args.x_planes = Planes(x_codes.ctypes.data, x_blocks.ctypes.data, x_broken.ctypes.data)
-        args.act_planes = Planes(act.ctypes.data, act_blocks.ctypes.data, act_broken.ctypes.data)
+        args.x_planes = Planes(x_codes.ctypes.data, x_exponents.ctypes.data, x_broken.ctypes.data)
+        args.act_planes = Planes(act.ctypes.data, act_exponents.ctypes.data, act_broken.ctypes.data)
         kernels = ExpertKernels(self.geometry.format, self.module, self.pager, self.arch, blocks)
         kernels.quantize(args, size, 0)
         args.combines = combines and size == "small"

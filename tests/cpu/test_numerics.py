@@ -20,7 +20,6 @@ from moet.numerics import (
     decode_tcq2,
     decode_ue5m3,
     decode_ue8m0,
-    e4m3_has_nan,
     narrow_bf16,
     pack_e2m1,
     tcq2_windows,
@@ -133,7 +132,6 @@ def test_tcq2_windows_by_definition(cols):
 @given(arrays(np.uint8, st.integers(0, 40)))
 def test_nan_bytes_are_found(data):
     assert ue8m0_has_nan(data) == bool(np.isnan(UE8M0[data]).any())
-    assert e4m3_has_nan(data) == bool(np.isnan(E4M3[data]).any())
 
 
 def test_bf16_is_the_upper_half_of_a_float32():

@@ -1,7 +1,7 @@
 """Number formats as pure functions: bytes to values by table, exact in float32 and float64."""
 
 from moet.numerics.e2m1 import E2M1, decode_e2m1, pack_e2m1, unpack_e2m1
-from moet.numerics.e4m3 import E4M3, decode_e4m3, e4m3_has_nan
+from moet.numerics.e4m3 import E4M3, decode_e4m3
 from moet.numerics.floats import narrow_bf16, widen_bf16, widen_f16
 from moet.numerics.tcq2 import TCQ2_LEVELS, decode_tcq2, tcq2_windows
 from moet.numerics.ue5m3 import UE5M3, decode_ue5m3
@@ -18,7 +18,6 @@ __all__ = [
     "decode_tcq2",
     "decode_ue5m3",
     "decode_ue8m0",
-    "e4m3_has_nan",
     "narrow_bf16",
     "pack_e2m1",
     "tcq2_windows",

@@ -19,8 +19,3 @@ E4M3 = _table()
 def decode_e4m3(codes: np.ndarray, dtype: type = np.float64) -> np.ndarray:
     """uint8 [...] -> values [...] of `dtype` (float32 or float64), exact."""
     return E4M3.astype(dtype)[codes]
-
-
-def e4m3_has_nan(codes: np.ndarray) -> bool:
-    """Whether a byte of uint8 [...] is NaN."""
-    return bool((codes & 0x7F).max(initial=0) == 0x7F)

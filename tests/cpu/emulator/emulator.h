@@ -168,7 +168,6 @@ DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
 }
 DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { return a * b + c; }
 DEVICE u32 unknown_zero() { return 0; }
-DEVICE u32 add_by_product(u32 a, u32 b) { return a + b; }
 DEVICE u32 upper_half(u32 v) { return v >> 16; }
 DEVICE float to_float(i32 v) { return static_cast<float>(v); }
 DEVICE float as_float(u32 v) {

@@ -11,7 +11,6 @@ import numpy as np
 from moet.checkpoint.parts import Parts
 from moet.checkpoint.reader import Span
 from moet.checkpoint.weights import Matrix
-from moet.numerics import e4m3_has_nan
 
 ROLES = ({"codes", "scale", "multiplier"}, {"codes", "scale", "divisor"})
 DTYPES = {"codes": ("U8", "I8"), "scale": ("F8_E4M3",), "multiplier": ("F32",), "divisor": ("F32",)}
@@ -28,12 +27,12 @@ def check(parts: Parts) -> str:
 
 
 def build(parts: Parts, raw: Mapping[Span, np.ndarray]) -> Matrix:
-    """Raises CheckpointError for a NaN scale, or a factor that is not positive and finite (in either
-    spelling)."""
+    """Raises CheckpointError for a scale that is NaN or has a sign (hardware and kernels read them without
+    one), or a factor that is not positive and finite (in either spelling)."""
     scales = parts.bytes_of("scale", raw, parts.cols // 16, transposed=parts.transposed)
-    if e4m3_has_nan(scales):
-        row, block = np.argwhere((scales & 0x7F) == 0x7F)[0]
-        raise parts.pieces["scale"].wrong("scales that are numbers", f"NaN in row {row}, block {block}")
+    if scales.max(initial=0) >= 0x7F:
+        row, block = np.argwhere(scales >= 0x7F)[0]
+        raise parts.pieces["scale"].wrong("scales that are numbers from 0 to 448", f"E4M3 {scales[row, block]:#04x} in row {row}, block {block}")
     role = "multiplier" if "multiplier" in parts.pieces else "divisor"
     factor = parts.floats(role, raw)[0]
     with np.errstate(divide="ignore", over="ignore"):

@@ -6,12 +6,6 @@
 constexpr i32 kLargest = 32639;                        // 256 * 127 + 127: both planes fit int8
 constexpr i32 kSmallestPower = -97, kLargestPower = 54;   // of a block's largest value: beyond these magnitudes values are 0, or saturate. -97: tcq2's least scale, 2^-15, times it is a normal number
 
-struct PlaneBlock {
-  i32 exponent;            // << 23, to be added to the bits of a float32 scale
-  i32 sum, first;          // of the 32 integers 256 * high + low, and of the first 16
-  i32 reserved;
-};
-
 // Of a block's largest magnitude, as its bits: the power of two that the block's exponent goes by, and what multiplies values then.
 // Of the largest plus its 128th: (2 - 2^-6) * 2^14 is below kLargest, and what is above goes to the next power.
 DEVICE i32 power_of(u32 largest) {
@@ -25,7 +19,7 @@ DEVICE i32 quantized(float value, float factor) {
 }
 
 // One lane's value of a block of 32; false in all lanes: one of them is not finite (the block is then zeros).
-DEVICE bool quantize_block(float value, u8* codes, PlaneBlock* block) {
+DEVICE bool quantize_block(float value, u8* codes, i32* exponent) {
   const i32 lane = thread_id() % 32;
   u32 largest = as_bits(value) & 0x7fffffffu;
 #pragma unroll
@@ -38,16 +32,12 @@ DEVICE bool quantize_block(float value, u8* codes, PlaneBlock* block) {
   const i32 high = (q + 128) >> 8, low = q - 256 * high;
   codes[lane] = static_cast<u8>(high);
   codes[32 + lane] = static_cast<u8>(low);
-  i32 sum = q;
-#pragma unroll
-  for (i32 i = 1; i < 16; i *= 2) sum += shuffle_xor(sum, i);
-  const i32 other = shuffle_xor(sum, 16);
-  if (lane == 0) *block = {(power - 14) * (1 << 23), sum + other, sum, 0};
+  if (lane == 0) *exponent = (power - 14) * (1 << 23);
   return finite;
 }
 
-// The same of four blocks: a lane has columns 4 * (lane % 8) .. + 3 of block lane / 8, as bf16; codes and block are its block's, and written where `there`.
-DEVICE bool quantize_four(Vec2 values, bool there, u8* codes, PlaneBlock* block) {
+// The same of four blocks: a lane has columns 4 * (lane % 8) .. + 3 of block lane / 8, as bf16; codes and exponent are its block's, and written where `there`.
+DEVICE bool quantize_four(Vec2 values, bool there, u8* codes, i32* exponent) {
   const i32 part = thread_id() % 8;
   const u32 bits[4] = {values.x << 16, values.x & 0xffff0000u, values.y << 16, values.y & 0xffff0000u};
   u32 largest = 0;
@@ -62,17 +52,13 @@ DEVICE bool quantize_four(Vec2 values, bool there, u8* codes, PlaneBlock* block)
   const i32 power = power_of(finite ? largest : 0);
   const float factor = factor_of(power);
   u32 high = 0, low = 0;
-  i32 sum = 0;
 #pragma unroll
   for (i32 i = 0; i < 4; ++i) {
     const i32 q = finite ? quantized(as_float(bits[i]), factor) : 0, top = (q + 128) >> 8;
-    sum += q, high |= (static_cast<u32>(top) & 0xff) << (8 * i), low |= (static_cast<u32>(q - 256 * top) & 0xff) << (8 * i);
+    high |= (static_cast<u32>(top) & 0xff) << (8 * i), low |= (static_cast<u32>(q - 256 * top) & 0xff) << (8 * i);
   }
   if (there) *reinterpret_cast<u32*>(codes + 4 * part) = high, *reinterpret_cast<u32*>(codes + 32 + 4 * part) = low;
-#pragma unroll
-  for (i32 i = 1; i < 4; i *= 2) sum += shuffle_xor(sum, i);
-  const i32 other = shuffle_xor(sum, 4);
-  if (there && part == 0) *block = {(power - 14) * (1 << 23), sum + other, sum, 0};
+  if (there && part == 0) *exponent = (power - 14) * (1 << 23);
   return finite;
 }
 
@@ -96,7 +82,7 @@ DEVICE bool quantize_chunks(const MlpArgs& a, i32 token, i32 warp, i32 warps) {
       const i32 chunk = from + i * warps, unit = 32 * chunk + lane;
       if (chunk >= chunks) break;
       const i64 at = row + unit / 8;
-      finite &= quantize_four(values[i], unit < units, a.x_planes.codes + at * 64, a.x_planes.blocks + at);
+      finite &= quantize_four(values[i], unit < units, a.x_planes.codes + at * 64, a.x_planes.exponents + at);
     }
   }
   return finite;

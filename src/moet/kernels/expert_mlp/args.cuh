@@ -5,7 +5,7 @@
 // Activations as integers (activations.cuh), a row for each token or (token, place) pair.
 struct Planes {
   u8* codes;               // [rows][blocks][2][32]: int8, high then low plane of 32 columns
-  struct PlaneBlock* blocks;   // [rows][blocks]
+  i32* exponents;          // [rows][blocks]: << 23, to be added to the bits of a float32 scale
   u32* broken;             // [rows], 1: a value is not finite
 };
 

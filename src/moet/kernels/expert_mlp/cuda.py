@@ -9,14 +9,12 @@ from moet.layout import RowGeometry, RowSlice
 from moet.models import Activation
 
 SOURCES = ("expert_mlp/small.cuh", "expert_mlp/large.cuh", "expert_mlp/combine.cuh")
-PLANE_BLOCK_BYTES = 16
-"""Of a PlaneBlock (activations.cuh), one for 32 columns."""
 
 
 class Planes(ctypes.Structure):
     """Of activations as integers; see args.cuh."""
 
-    _fields_ = [(name, c_void_p) for name in ("codes", "blocks", "broken")]
+    _fields_ = [(name, c_void_p) for name in ("codes", "exponents", "broken")]
 
 
 class MlpArgs(ctypes.Structure):

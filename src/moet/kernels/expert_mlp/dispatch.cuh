@@ -81,7 +81,7 @@ struct Dispatcher {
         const i32 own = item.position + (lane < item.count ? lane : 0), pair = fixed.pairs[own], from = gate_up ? pair / args.layer.top_k : own;
         const Planes& planes = gate_up ? args.x_planes : args.act_planes;
         const u32 at = static_cast<u32>(from) * (gate_up ? hidden_padded(args) / 32 : static_cast<u32>(args.act_stride) / 32);
-        to.codes[lane] = planes.codes + static_cast<u64>(at) * 64, to.sums[lane] = reinterpret_cast<const u8*>(planes.blocks) + static_cast<u64>(at) * sizeof(PlaneBlock);
+        to.codes[lane] = planes.codes + static_cast<u64>(at) * 64, to.exponents[lane] = reinterpret_cast<const u8*>(planes.exponents + at);
         to.broken[lane] = planes.broken + from, to.pair[lane] = pair;
       }
       if (lane == 0 && item.kind == kDown) await_made(item);

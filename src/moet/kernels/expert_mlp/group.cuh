@@ -15,7 +15,7 @@ struct Told {
   i32 blocks;              // of 32 that there are
   i32 stride;              // between them
   const u8 *row, *strip;   // strip: its first block
-  const u8 *codes[kMostPairs], *sums[kMostPairs];   // of its pairs, rows of the planes it reads; past the last pair the first one's
+  const u8 *codes[kMostPairs], *exponents[kMostPairs];   // of its pairs, rows of the planes it reads; past the last pair the first one's
   const u32* broken[kMostPairs];
   i32 pair[kMostPairs];    // token * top_k + place
 };

@@ -21,8 +21,7 @@ constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0, kTableAt = 97 << 10, kSyste
 
 constexpr bool kInterleaved = kBits == 2 && !kTable;     // a lane's columns are 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15
 constexpr i32 kSums = kFormat == kNvfp4 ? 2 : 1;         // of a lane's rows in a chunk, each with its scale
-// Bytes of weights are level + kBias, where a byte permute cannot find signed ones; sums begin at -kBias times the activations' sum.
-constexpr i32 kBias = kTable || kFormat == kSym2 ? 0 : kFormat == kTcq2 ? 16 : 12;
+constexpr i32 kTerms = kTable || kFormat == kSym2 ? 1 : 2;   // a weight is the sum of so many bytes, each of which is multiplied (kTerm)
 // What sums are multiplied by in the end: E2M1 levels are doubled; nvfp4's scales are 2^-120 of their value, and 2^60 fits before the product.
 constexpr float kAfter = kFormat == kMxfp4 ? 0.5f : kFormat == kNvfp4 ? 0.5f * 1152921504606846976.0f : 1.0f;
 
@@ -47,22 +46,20 @@ DEVICE void load_scales(Scales& s, u32 scales, i32 half) {
 // --- codes to bytes
 
 constexpr u32 kLevels2 = 0x0401fffc;                     // sym2: -4, -1, 1, 4
-// Levels + 16 of tcq2's windows 0 .. 15, doubled E2M1 levels + 12 of codes 0 .. 15: four bytes a word, all below 128.
-constexpr u32 kBytes[4] = {kFormat == kTcq2 ? 0x070d1b13u : 0x0f0e0d0cu, kFormat == kTcq2 ? 0x1117010bu : 0x18141210u, kFormat == kTcq2 ? 0x151f090fu : 0x090a0b0cu,
-                           kFormat == kTcq2 ? 0x0d051319u : 0x00040608u};
-// Bytes of the four nibbles in the selector's low half. A byte permute sees three bits; with the fourth set it gives the sign of a byte, here 0. So
-// one permute finds what has it clear, one what has it set.
-DEVICE u32 look_up(u32 nibbles, u32 flipped) {
-  const u32 zero = unknown_zero();
-  return add_by_product(permute_bytes(kBytes[0] + zero, kBytes[1] + zero, nibbles), permute_bytes(kBytes[2] + zero, kBytes[3] + zero, flipped));
-}
+// A byte permute sees three bits of a nibble; where the fourth is set it gives a byte's sign, 0 or -1. So the level of one of 16 codes (tcq2's windows; E2M1, doubled) is
+// the sum of two permutes, one for codes 0 .. 7 and one for 8 .. 15, whose nibbles have that bit flipped; of codes i and i + 8 at most one is negative, and the other has
+// 1 more here. Products add the two up, one more for 16 registers of weights, where an instruction would for each of them.
+constexpr u32 kTerm[2][2] = {{kFormat == kTcq2 ? 0xf7fd0c04u : 0x04030200u, kFormat == kTcq2 ? 0x0208f1fbu : 0x0d090705u},
+                             {kFormat == kTcq2 ? 0x0610f9ffu : 0xfdfeff00u, kFormat == kTcq2 ? 0xfdf5040au : 0xf4f8fafcu}};
+// Four bytes, of the nibbles in the selector's low half.
+template <i32 kWhich> DEVICE u32 term_of(u32 nibbles) { return permute_bytes(kTerm[kWhich][0] + unknown_zero(), kTerm[kWhich][1] + unknown_zero(), nibbles); }
 
 // 1024 windows of four tcq2 codes and what follows them, each 32 times: a lane then has a bank of its own. All threads of a block; a barrier comes before its use.
 DEVICE void fill_table(u8* table) {
   for (i32 window = thread_id(); window < 1024; window += thread_count()) {
     u32 bytes = 0;
 #pragma unroll
-    for (i32 k = 0; k < 4; ++k) bytes |= ((look_up(window >> (2 * k), (window >> (2 * k)) ^ 0x8) - 16) & 0xff) << (8 * k);
+    for (i32 k = 0; k < 4; ++k) bytes |= ((term_of<0>(window >> (2 * k)) + term_of<1>((window >> (2 * k)) ^ 0x8)) & 0xff) << (8 * k);
 #pragma unroll
     for (i32 i = 0; i < 8; ++i) store16(table + 128 * window + 16 * ((i + thread_id()) % 8), {bytes, bytes, bytes, bytes});
   }
@@ -70,39 +67,42 @@ DEVICE void fill_table(u8* table) {
 // `shifted`: a window's 10 bits at bit 7, anything around them; own: 4 * lane.
 DEVICE u32 from_table(u32 shifted, u32 own) { return load_shared_at<kTableAt>((shifted & 0x1ff80u) | own); }
 
-// The 16 codes of a lane's row r (0 .. 3), as four words of bytes.
-DEVICE void bytes_of(const Words& words, i32 r, u32 own, u32 (&bytes)[4]) {
+// Of the nibbles of two words.
+DEVICE void terms_of(u32 first, u32 second, u32 (&bytes)[kTerms][4]) {
+  const u32 words[2] = {first, second};
+#pragma unroll
+  for (i32 w = 0; w < 2; ++w) {
+    const u32 flipped = words[w] ^ 0x88888888u;
+    const i32 low = kInterleaved ? w : 2 * w, high = kInterleaved ? w + 2 : 2 * w + 1;
+    bytes[0][low] = term_of<0>(words[w]), bytes[0][high] = term_of<0>(upper_half(words[w]));
+    bytes[kTerms - 1][low] = term_of<1>(flipped), bytes[kTerms - 1][high] = term_of<1>(upper_half(flipped));
+  }
+}
+
+// The 16 codes of a lane's row r (0 .. 3), as four words of bytes for each term.
+DEVICE void bytes_of(const Words& words, i32 r, u32 own, u32 (&bytes)[kTerms][4]) {
   const u32 w = word_of(words.of[0], r);
   if (kTable) {
-    bytes[0] = from_table(w << 7, own);
-    bytes[1] = from_table(w >> 1, own);
-    bytes[2] = from_table(w >> 9, own);
-    bytes[3] = from_table(static_cast<u32>(static_cast<i32>(w) >> 17), own);
+    bytes[0][0] = from_table(w << 7, own);
+    bytes[0][1] = from_table(w >> 1, own);
+    bytes[0][2] = from_table(w >> 9, own);
+    bytes[0][3] = from_table(static_cast<u32>(static_cast<i32>(w) >> 17), own);
   } else if (kFormat == kSym2) {
     const u32 levels = kLevels2 + unknown_zero(), even = w & 0x33333333u, odd = w >> 2 & 0x33333333u;
-    bytes[0] = permute_bytes(levels, 0, even);
-    bytes[1] = permute_bytes(levels, 0, odd);
-    bytes[2] = permute_bytes(levels, 0, upper_half(even));
-    bytes[3] = permute_bytes(levels, 0, upper_half(odd));
+    bytes[0][0] = permute_bytes(levels, 0, even);
+    bytes[0][1] = permute_bytes(levels, 0, odd);
+    bytes[0][2] = permute_bytes(levels, 0, upper_half(even));
+    bytes[0][3] = permute_bytes(levels, 0, upper_half(odd));
   } else if (kFormat == kTcq2) {   // an even column's window is its nibble; past the word its last bit goes on
-    const u32 odd = static_cast<u32>(static_cast<i32>(w) >> 2), even_flipped = w ^ 0x88888888u, odd_flipped = odd ^ 0x88888888u;
-    bytes[0] = look_up(w, even_flipped);
-    bytes[1] = look_up(odd, odd_flipped);
-    bytes[2] = look_up(upper_half(w), upper_half(even_flipped));
-    bytes[3] = look_up(upper_half(odd), upper_half(odd_flipped));
+    terms_of(w, static_cast<u32>(static_cast<i32>(w) >> 2), bytes);
   } else {
-#pragma unroll
-    for (i32 b = 0; b < 2; ++b) {
-      const u32 codes = word_of(words.of[b % (kBits / 2)], r), flipped = codes ^ 0x88888888u;
-      bytes[2 * b] = look_up(codes, flipped);
-      bytes[2 * b + 1] = look_up(upper_half(codes), upper_half(flipped));
-    }
+    terms_of(w, word_of(words.of[kBits / 2 - 1], r), bytes);
   }
 }
 
 // --- scales
 
-// The addend of `scale_of`, from a block's exponent (PlaneBlock): once a chunk and pair.
+// The addend of `scale_of`, from a block's exponent: once a chunk and pair.
 DEVICE i32 scale_addend(i32 exponent) { return exponent + (kFormat == kTcq2 ? 112 << 23 : kFormat == kNvfp4 ? 187 << 23 : 0); }
 // float32 scale of row r, times the activations' power of two.
 DEVICE float scale_of(u32 scales, i32 r, i32 addend) {
@@ -110,46 +110,37 @@ DEVICE float scale_of(u32 scales, i32 r, i32 addend) {
   const u32 byte = r == 3 ? scales >> 24 : scales & (0xffu << (8 * r));
   const u32 to_exponent = 1u << (23 - 8 * (r == 3 ? 0 : r));
   if (kFormat == kTcq2) return as_float(multiply_add(byte, to_exponent >> 3, addend));
-  if (kFormat == kNvfp4) {   // E4M3; as float32 it is 2^-120 of its value
-    const u32 bits = byte * (to_exponent >> 3);
-    return multiply(as_float((bits & 0x07f00000u) | ((bits & 0x08000000u) << 4)), as_float(addend));
-  }
+  if (kFormat == kNvfp4) return multiply(as_float(byte * (to_exponent >> 3)), as_float(addend));   // E4M3, never negative; as float32 it is 2^-120 of its value
   const i32 bits = static_cast<i32>(multiply_add(byte, to_exponent, addend));   // 2^-127 and less: 0
   return as_float(static_cast<u32>(bits > 0 ? bits : 0));
 }
 
 // --- activations
 
-// What a lane loads of a chunk, for a tile of two pairs: codes of column g, exponents and sums of pair t / 2.
+// What a lane loads of a chunk, for a tile of two pairs: codes of column g, exponents of pair t / 2.
 struct Raw {
   Vec4 bytes;                // 2 bits: its 16 columns; 4 bits: its 8 of the column's block, or of both blocks
-  Vec4 block[kSums];         // exponent, and where kBias the sums (PlaneBlock)
+  u32 exponent[kSums];
 };
 // Whether a lane's columns are of column g's part.
 DEVICE bool matches(i32 g, i32 t) { return kFormat == kMxfp4 || (g >> 1 & 1) == (t >> 1); }
 
-// Where a lane's codes are in a chunk of a row of planes, and its blocks; nvfp4 takes both blocks.
+// Where a lane's codes are in a chunk of a row of planes, and its exponents; nvfp4 takes both blocks'.
 DEVICE u32 own_codes(i32 g, i32 t) { return (g & 1) * 32 + (kBits == 2 ? (t >> 1) * 64 + (t & 1) * 16 : (kFormat == kMxfp4 ? (g >> 1 & 1) * 64 : 0) + t * 8); }
-DEVICE u32 own_blocks(i32 t) { return kFormat == kNvfp4 ? 0 : (t & 1) * static_cast<u32>(sizeof(PlaneBlock)); }
+DEVICE u32 own_exponents(i32 t) { return kFormat == kNvfp4 ? 0 : (t & 1) * 4; }
 // `bytes` stay zeros where not `mine`: columns of the other part.
-DEVICE void load_columns(Raw& r, const u8* codes, const u8* blocks, bool mine, bool there) {
+DEVICE void load_columns(Raw& r, const u8* codes, const u8* exponents, bool mine, bool there) {
   if (kBits == 2) load_vector_if<0>(mine, r.bytes, codes);
   else load_double_if<0>(mine, r.bytes.x, r.bytes.y, codes);
   if (kFormat == kNvfp4) load_double_if<64>(mine, r.bytes.z, r.bytes.w, codes);
-  if (kBias) load_vector_if<0>(there, r.block[0], blocks);
-  else load_single_if<0>(there, r.block[0].x, blocks);
-  if (kFormat == kNvfp4) load_vector_if<sizeof(PlaneBlock)>(there, r.block[kSums - 1], blocks);
-}
-// The activations' sum over a lane's columns.
-DEVICE i32 start_of(const Vec4& block, i32 t) {
-  const i32 sum = static_cast<i32>(block.y), first = static_cast<i32>(block.z);
-  return kFormat == kNvfp4 ? t & 1 ? sum - first : first : sum;
+  if (kSums == 2) load_double_if<0>(there, r.exponent[0], r.exponent[kSums - 1], exponents);
+  else load_single_if<0>(there, r.exponent[0], exponents);
 }
 
 // What products take of the activations of a chunk, and what comes behind them: other registers than those that the next ones are loaded into.
 template <i32 kN> struct Columns {
   u32 b[kN][4];
-  i32 addend[kN][kSums], start[kN][kSums];
+  i32 addend[kN][kSums];
 };
 template <i32 kN> DEVICE Columns<kN> columns_of(const Raw* raw, i32 g, i32 t) {
   Columns<kN> c;
@@ -160,7 +151,7 @@ template <i32 kN> DEVICE Columns<kN> columns_of(const Raw* raw, i32 g, i32 t) {
     for (i32 w = 0; w < 4; ++w)
       c.b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w];
 #pragma unroll
-    for (i32 s = 0; s < kSums; ++s) c.addend[n][s] = scale_addend(static_cast<i32>(raw[n].block[s].x)), c.start[n][s] = kBias ? -kBias * start_of(raw[n].block[s], t) : 0;
+    for (i32 s = 0; s < kSums; ++s) c.addend[n][s] = scale_addend(static_cast<i32>(raw[n].exponent[s]));
   }
   return c;
 }
@@ -170,18 +161,20 @@ template <i32 kN> struct Products { i32 of[2][kN][kSums][4]; };
 template <i32 kN> DEVICE void multiply(Products<kN>& d, const Words& words, const Columns<kN>& c, u32 own) {
 #pragma unroll
   for (i32 i = 0; i < 2; ++i) {
-    u32 low[4], high[4];
-    bytes_of(words, 2 * i, own, low);
-    bytes_of(words, 2 * i + 1, own, high);
+    u32 upper[kTerms][4], lower[kTerms][4];   // rows of the fragment
+    bytes_of(words, 2 * i, own, upper);
+    bytes_of(words, 2 * i + 1, own, lower);
 #pragma unroll
     for (i32 n = 0; n < kN; ++n)
 #pragma unroll
-      for (i32 m = 0; m < 2; ++m) {   // half of the lane's columns, or a block
-        const i32 s = m % kSums, begin[4] = {0, c.start[n][s], 0, c.start[n][s]};
-        const Fragment a = {low[2 * m], high[2 * m], low[2 * m + 1], high[2 * m + 1]};
-        if (m < kSums) mma_s8(d.of[i][n][s], a, {c.b[n][2 * m], c.b[n][2 * m + 1]}, begin);
-        else mma_s8(d.of[i][n][s], a, {c.b[n][2 * m], c.b[n][2 * m + 1]}, d.of[i][n][s]);
-      }
+      for (i32 m = 0; m < 2; ++m)   // half of the lane's columns, or a block
+#pragma unroll
+        for (i32 k = 0; k < kTerms; ++k) {
+          const i32 s = m % kSums;
+          const Fragment a = {upper[k][2 * m], lower[k][2 * m], upper[k][2 * m + 1], lower[k][2 * m + 1]};
+          if (m < kSums && k == 0) mma_s8(d.of[i][n][s], a, {c.b[n][2 * m], c.b[n][2 * m + 1]}, {0, 0, 0, 0});
+          else mma_s8(d.of[i][n][s], a, {c.b[n][2 * m], c.b[n][2 * m + 1]}, d.of[i][n][s]);
+        }
   }
 }
 // sum[i][n][r] += them with their scales: row 4g + 2i + r of the half, pair t / 2, part t % 2.

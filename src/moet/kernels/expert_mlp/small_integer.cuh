@@ -4,31 +4,30 @@
 #include "mlp.cuh"
 
 constexpr i32 kConsumers = 4;                     // warps that share the K of an item
-static_assert(2 * sizeof(PlaneBlock) * 4 == 128);
 
 constexpr i32 kTiles = 2, kTilePairs = 2;         // fragments of 8 columns of an item; pairs of one
 constexpr i32 kPairs = kTiles * kTilePairs, kPitch = kPairs + 1;   // of an item; odd: lanes at one pair hit 32 banks
 
-// Where a lane finds the activations of an item's pairs: codes of its column's pair, blocks of the pair whose sums it has; of this warp's next chunk.
+// Where a lane finds the activations of an item's pairs: codes of its column's pair, exponents of the pair whose sums it has; of this warp's next chunk.
 struct Inputs {
-  static constexpr i32 kStep = 128 * kConsumers;   // bytes of codes from a warp's chunk to its next one; a quarter of that, of blocks
+  static constexpr i32 kStep = 128 * kConsumers;   // bytes of codes from a warp's chunk to its next one; a 16th of that, of exponents
 
-  const u8 *codes[kTiles], *blocks[kTiles];   // of the item's first chunk
+  const u8 *codes[kTiles], *exponents[kTiles];   // of the item's first chunk
   u32 offset;                                 // of the codes that are next
 
-  // codes_of, sums_of: rows of the planes, of kPairs pairs. A column without a pair has another one's: nobody reads its sums. first: the chunk to begin with.
-  DEVICE_MEMBER void open(const u8* const* codes_of, const u8* const* sums_of, i32 first, i32 g, i32 t) {
+  // codes_of, exponents_of: rows of the planes, of kPairs pairs. A column without a pair has another one's: nobody reads its sums. first: the chunk to begin with.
+  DEVICE_MEMBER void open(const u8* const* codes_of, const u8* const* exponents_of, i32 first, i32 g, i32 t) {
     offset = 0;
 #pragma unroll
     for (i32 n = 0; n < kTiles; ++n) {
       codes[n] = codes_of[2 * n + g / 4] + (128 * first + own_codes(g, t));
-      blocks[n] = sums_of[2 * n + t / 2] + (2 * static_cast<i32>(sizeof(PlaneBlock)) * first + own_blocks(t));
+      exponents[n] = exponents_of[2 * n + t / 2] + (8 * first + own_exponents(t));
     }
   }
   // If `there`. mine: `there`, and the lane's columns are of its part (matches).
   template <i32 kN> DEVICE_MEMBER void load(Raw (&to)[kTiles], bool there, bool mine) {
 #pragma unroll
-    for (i32 n = 0; n < kN; ++n) load_columns(to[n], further(codes[n], offset), further(blocks[n], offset / 4), mine, there);
+    for (i32 n = 0; n < kN; ++n) load_columns(to[n], further(codes[n], offset), further(exponents[n], offset / 16), mine, there);
     offset += kStep;
   }
 };
@@ -55,6 +54,6 @@ DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kTiles][2]
 // A warp: value `lane` of a tile's 32. A last tile without a neighbour in its chunk gets one of zeros.
 DEVICE void store_act(const MlpArgs& a, i32 position, i32 tile, float v) {
   const i64 block = position * (a.act_stride / 32) + tile;
-  if (!quantize_block(v, a.act_planes.codes + block * 64, a.act_planes.blocks + block) && thread_id() % 32 == 0) a.act_planes.broken[position] = 1;
-  if (tile % 2 == 0 && tile == a.tiles - 1) quantize_block(0.0f, a.act_planes.codes + block * 64 + 64, a.act_planes.blocks + block + 1);
+  if (!quantize_block(v, a.act_planes.codes + block * 64, a.act_planes.exponents + block) && thread_id() % 32 == 0) a.act_planes.broken[position] = 1;
+  if (tile % 2 == 0 && tile == a.tiles - 1) quantize_block(0.0f, a.act_planes.codes + block * 64 + 64, a.act_planes.exponents + block + 1);
 }

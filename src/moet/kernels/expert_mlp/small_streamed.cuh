@@ -77,7 +77,7 @@ struct Consumer {
         const i32 chunks = uniform(told.chunks);
         if (chunks < 0) return;
         turns = turns_of(told), tiles = tiles_of(told), readable = chunks;
-        next.open(told.codes, told.sums, warp, g, t);
+        next.open(told.codes, told.exponents, warp, g, t);
         next.load<kTiles>(raw, turns > 0, turns > 0 && matches(g, t));
       }
       if (warp == 0) barrier_arrive(&group.begun[place.number % 2]);   // all lanes: a branch that parts them costs the loops their uniform registers
@@ -89,7 +89,7 @@ struct Consumer {
       while (turns > 0) {
         if (turns == 1 && is_over(&group.ready[place.at()], place.parity())) {
           const Told& told = group.told[place.at()];
-          next.open(told.codes, told.sums, warp, g, t);
+          next.open(told.codes, told.exponents, warp, g, t);
           ahead = turns_of(told), tiles_ahead = tiles_of(told);
           opened = (ahead > 0) & (tiles_ahead <= tiles);
         }

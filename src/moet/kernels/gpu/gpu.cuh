@@ -145,7 +145,6 @@ DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { u32 v; asm("mad.lo.u32 %0, %1, %2
 // 0, of which the compiler does not know that: blocks have one dimension. A constant plus it stays in a register, where ptxas would write it anew for each use.
 DEVICE u32 unknown_zero() { return threadIdx.y; }
 // What logic and shifts do, by the multipliers. On Hopper either takes one instruction in two clocks, and 4-bit codes ask for twice as much of the one as of the other.
-DEVICE u32 add_by_product(u32 a, u32 b) { return multiply_add(a, 1 + unknown_zero(), b); }
 DEVICE u32 upper_half(u32 v) { return __umulhi(v, (1 + unknown_zero()) << 16); }
 DEVICE float to_float(i32 v) { return __int2float_rn(v); }
 DEVICE float as_float(u32 v) { return __uint_as_float(v); }
