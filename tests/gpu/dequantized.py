@@ -1,7 +1,8 @@
 """The expert MLP in torch's float64, on the device that the kernels run on, and how far from it their roundings may take a result.
 
 Roundings, of relative error 2^-8 each where they are to bf16 (half a unit in the last of 8 bits), or of absolute error 2^-15 of the largest magnitude of 32 columns where they are to two
-int8 planes: activations on their way in (exact where they stay bf16), values between the GEMMs, an expert's answer (bf16), the layer's (bf16). Sums are float32.
+int8 planes: activations on their way in (exact where they stay bf16), values between the GEMMs, an expert's answer (bf16), the layer's (bf16); in the large kernels a weight of FP8
+with its granule's scale (bf16). Sums are float32.
 
 `worst`: no result may be further off, whatever the roundings do. `spread`: standard deviation of the result if roundings are uniform and independent, each taken at its
 largest; the root mean square over a token's columns is held to three of them. That is what finds a lost column, which hides in `worst`.
@@ -37,7 +38,7 @@ def accumulation(terms: int) -> float:
 
 @dataclass(frozen=True)
 class Expert:
-    """float64: gate, up [inter, hidden], down [hidden, inter] and biases, without padding."""
+    """float64: gate, up [inter, hidden], down [hidden, inter] and biases, without padding. rounded: kernels may round weights to bf16."""
 
     gate: torch.Tensor
     up: torch.Tensor
@@ -45,13 +46,14 @@ class Expert:
     gate_bias: torch.Tensor
     up_bias: torch.Tensor
     down_bias: torch.Tensor
+    rounded: bool = False
 
     def part(self, geometry: RowGeometry, rank: int, world: int) -> Self:
         """What a tensor-parallel rank computes with."""
         tiles = geometry.slice(rank, world)
         mine = slice(32 * tiles.tile_begin, 32 * tiles.tile_end)
         down_bias = self.down_bias if rank == 0 else torch.zeros_like(self.down_bias)
-        return type(self)(self.gate[mine], self.up[mine], self.down[:, mine], self.gate_bias[mine], self.up_bias[mine], down_bias)
+        return type(self)(self.gate[mine], self.up[mine], self.down[:, mine], self.gate_bias[mine], self.up_bias[mine], down_bias, self.rounded)
 
 
 def decode_blocks(format: str, bits: int, blocks: torch.Tensor) -> torch.Tensor:
@@ -95,7 +97,7 @@ def decode(geometry: RowGeometry, row: torch.Tensor) -> Expert:
         bias = tiles[:, -256:].contiguous().view(torch.float32).double().view(g.tiles, 2, 32)
         down_bias = row[g.bias_offset : g.bias_offset + 4 * g.hidden].clone().view(torch.float32).double()
     rows = lambda m, which: m[:, which].reshape(g.inter_padded, *m.shape[3:])[: g.inter]
-    return Expert(rows(w13, 0) * multipliers[0], rows(w13, 1) * multipliers[1], down * multipliers[2], rows(bias, 0), rows(bias, 1), down_bias)
+    return Expert(rows(w13, 0) * multipliers[0], rows(w13, 1) * multipliers[1], down * multipliers[2], rows(bias, 0), rows(bias, 1), down_bias, g.format == "fp8")
 
 
 def activate(activation: Activation, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,14 +136,17 @@ def product(values: torch.Tensor, worst: torch.Tensor, variance: torch.Tensor, m
 
 def expert_mlp(e: Expert, x: torch.Tensor, activation: Activation, planes: bool | None) -> Sum:
     """x float64 [n, hidden] -> the expert's answer, rounded to bf16."""
+    of_weight = BF16 if e.rounded and not planes else 0.0   # relative, as if the value it is multiplied with had it
     arriving = torch.zeros_like(x) if planes is False else rounded(x, True)
-    gate, up = (product(x, arriving, arriving.square() / 3, m, b) for m, b in ((e.gate, e.gate_bias), (e.up, e.up_bias)))
+    gate, up = (product(x, arriving + of_weight * x.abs(), (arriving.square() + (of_weight * x).square()) / 3, m, b) for m, b in ((e.gate, e.gate_bias), (e.up, e.up_bias)))
     swish, factor = activate(activation, gate.value, up.value)
     middle = swish * factor
     worst = SLOPE * gate.worst * (factor.abs() + up.worst) + swish.abs() * up.worst
     worst += FUNCTION * (middle.abs() + worst)
     variance = SLOPE**2 * factor.square() * gate.variance + swish.square() * up.variance
-    answer = product(middle, worst + rounded(middle.abs() + worst, planes), variance + rounded(middle, planes).square() / 3, e.down, e.down_bias)
+    worst += rounded(middle.abs() + worst, planes) + of_weight * (middle.abs() + worst)
+    variance += (rounded(middle, planes).square() + (of_weight * middle).square()) / 3
+    answer = product(middle, worst, variance, e.down, e.down_bias)
     return Sum(answer.value, answer.worst + rounded(answer.value.abs() + answer.worst, False), answer.variance + rounded(answer.value, False).square() / 3)
 
 

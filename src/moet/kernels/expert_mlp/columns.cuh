@@ -1,6 +1,6 @@
 // Sixteen columns of a row of weights as bf16, in the registers of the A fragments that take them (mma.m16n8k16, and wgmma's warps).
 //
-// A chunk is 64 columns: lane t of four takes columns 16t .. 16t+15 of its rows, whole words of codes (FP8, whose scales part the blocks: 8t .. 8t+7 of both blocks).
+// A chunk is 64 columns: lane t of four takes columns 16t .. 16t+15 of its rows, whole words of codes.
 // Pair r (0 .. 7) of a lane goes into the fragment of product r / 2, its lower (even r) or upper half of K. So the activations of a chunk have to lie in this
 // order, here called arranged: place 8r + 2t + e (e: 0, 1) holds column column_of_pair(t, r) + e * kApart. Where a code ends up in a register is what its decoding
 // finds cheapest.
@@ -12,10 +12,7 @@
 constexpr i32 kApart = kFormat == kTcq2 || kFormat == kBf16 ? 1 : kBits == 4 ? 4 : 2;   // columns between the two of a pair
 constexpr i32 kWords = kBits / 2;                                                       // of a row's 16 columns
 
-constexpr bool kByBlocks = kFormat == kFp8;
-
 DEVICE i32 column_of_pair(i32 t, i32 r) {
-  if (kByBlocks) return 32 * (r >> 2) + 8 * t + 4 * ((r >> 1) & 1) + (r & 1);
   if (kApart == 1) return 16 * t + 2 * r;
   if (kBits == 4) return 16 * t + 8 * (r >> 2) + (r & 3);
   if (kBits == 8) return 16 * t + 4 * (r >> 1) + (r & 1);
@@ -23,19 +20,19 @@ DEVICE i32 column_of_pair(i32 t, i32 r) {
 }
 // The other way round: where the pair lies that a column (0 .. 63) is in; it is the second of the two if its bit kApart is set.
 DEVICE i32 place_of(i32 column) {
-  if (kByBlocks) return 8 * (4 * (column >> 5) + 2 * ((column >> 2) & 1) + (column & 1)) + 2 * ((column >> 3) & 3);
   const i32 c = column & 15;
   const i32 r = kApart == 1 ? c >> 1 : kBits == 4 ? 4 * (c >> 3) + (c & 3) : kBits == 8 ? 2 * (c >> 2) + (c & 1) : 4 * (c >> 3) + 2 * (c & 1) + ((c >> 2) & 1);
   return 8 * r + 2 * (column >> 4);
 }
 
-// tcq2's weights come out 2^-24 of what they are: it lets a table's byte be a bf16 below the normal range, without an exponent to put in.
-constexpr float kUnit = kFormat == kTcq2 ? 16777216.0f : 1.0f;
+// tcq2's weights come out 2^-24 of what they are: it lets a table's byte be a bf16 below the normal range, without an exponent to put in. FP8's 2^-40: bits are numbers of
+// 2^-120, and scales from 2^-77 to 2^47 times what is missing are normal ones.
+constexpr float kUnit = kFormat == kTcq2 ? 16777216.0f : kFormat == kFp8 ? 1099511627776.0f : 1.0f;
 
 // A lane's sixteen columns of a row as they lie in the chunk's two blocks, and the row's scale there.
 struct Sixteen {
   u32 word[kWords];
-  u32 scale;   // a byte
+  u32 scale;   // a byte; FP8: a float32
 };
 
 // A byte's UE8M0 or E4M3 as bf16, in both halves. 2^-127 is below the normal range.
@@ -100,11 +97,14 @@ DEVICE void decode_sixteen(const Sixteen& s, const Constants& constant, u32 (&pa
       pair[i] = multiply_bf16x2(multiply_bf16x2(select_bits(0x80008000u, sign, magnitude) & 0x81c081c0u, 0x7e807e80u), scale);
     }
   } else if constexpr (kBits == 8) {
-    // E4M3 likewise is 2^-120; its scale comes behind the product.
+    // E4M3 likewise is 2^-120. A scale is two bf16: the product with both is rounded once.
+    const float scale = multiply(as_float(s.scale), as_float((127u + 80u) << 23));
+    const u32 high = pack_bf16(scale, scale), rest = as_bits(add(scale, -as_float(high & 0xffff0000u))), low = pack_bf16(as_float(rest), as_float(rest));
 #pragma unroll
     for (i32 i = 0; i < 8; ++i) {
       const u32 w = s.word[i >> 1], sign = i & 1 ? w : w << 8, magnitude = i & 1 ? w >> 4 : w << 4;
-      pair[i] = multiply_bf16x2(select_bits(0x80008000u, sign, magnitude) & 0x87f087f0u, 0x7b807b80u);
+      const u32 codes = select_bits(0x80008000u, sign, magnitude) & 0x87f087f0u;
+      pair[i] = kFormat == kFp8Row ? multiply_bf16x2(codes, 0x7b807b80u) : multiply_add_bf16x2(codes, high, multiply_bf16x2(codes, low));
     }
   } else {
 #pragma unroll

@@ -4,8 +4,8 @@
 // ring of stages, past the end of a panel into the next one. While a warpgroup decodes its strip's chunk, other warpgroups' products are under way.
 //
 // Activations lie arranged (columns.cuh): x since `arrange`, by token; act since gate_up_large stored it, a tile of pairs as wgmma reads it: chunk after chunk, of
-// each chunk the pairs' rows of 128 bytes, swizzled. Scales are in the weights, exactly, but for FP8: a row's scale multiplies the sum, and scales of 32 x 32
-// granules the sum of the columns that share them.
+// each chunk the pairs' rows of 128 bytes, swizzled. Scales are in the weights: exactly, but for FP8's float32 of a granule, with which a weight is rounded to bf16; its
+// scale of a row multiplies the sum.
 #pragma once
 #include "../gpu/hopper.cuh"
 #include "columns.cuh"
@@ -13,8 +13,7 @@
 #include "panels.cuh"
 
 namespace hopper {
-constexpr i32 kMostPairs = kFormat == kFp8 ? 64 : 128;   // FP8 keeps two sums
-constexpr i32 kSums = kMostPairs / 2;                    // of a thread
+constexpr i32 kMostPairs = 128, kSums = kMostPairs / 2;   // sums of a thread
 constexpr i32 kGroups = 4, kConsumerThreads = 128 * kGroups;
 constexpr i32 kChunkBytes = 2 * kBlockBytes;             // of a strip
 constexpr i32 kTileBytes = kMostPairs * 128;             // of a chunk's activations
@@ -172,17 +171,16 @@ template <bool kDown> DEVICE i32 weights_of_group() {   // in a stage
 }
 template <bool kDown> DEVICE Places places() {
   const i32 t = thread_id() % 4, row = row_of_thread<kDown>(0);
-  if (kByBlocks) return {(2 * t * 64 + row) * 4, 0};
-  return {(t >> 1) * kNextBlock<kDown> + (kWords * (t & 1) * 64 + row) * 4, (t >> 1) * kNextBlock<kDown> + kCodeBytes + (kFormat == kNvfp4 ? (t & 1) * 64 : 0) + row};
+  return {(t >> 1) * kNextBlock<kDown> + (kWords * (t & 1) * 64 + row) * 4,
+          (t >> 1) * kNextBlock<kDown> + kCodeBytes + (kFormat == kFp8 ? row / 32 * 4 : (kFormat == kNvfp4 ? (t & 1) * 64 : 0) + row)};
 }
-template <bool kDown, i32 i> constexpr i32 kWordAt = kByBlocks ? (i >> 1) * kNextBlock<kDown> + (i & 1) * 256 : i * 256;
 template <bool kDown, i32 i = 0> DEVICE void load_words_of(Coded& to, SharedAt at) {
   if constexpr (i < kWords) {
     if constexpr (kDown) {   // side by side
-      load_two_words_by<kWordAt<kDown, i>>(at, to.row[0].word[i], to.row[1].word[i]);
+      load_two_words_by<256 * i>(at, to.row[0].word[i], to.row[1].word[i]);
     } else {
-      to.row[0].word[i] = load_word_by<kWordAt<kDown, i>>(at);
-      to.row[1].word[i] = load_word_by<kWordAt<kDown, i> + 4 * 32>(at);
+      to.row[0].word[i] = load_word_by<256 * i>(at);
+      to.row[1].word[i] = load_word_by<256 * i + 4 * 32>(at);
     }
     load_words_of<kDown, i + 1>(to, at);
   }
@@ -190,6 +188,7 @@ template <bool kDown, i32 i = 0> DEVICE void load_words_of(Coded& to, SharedAt a
 template <bool kDown> DEVICE void load_coded(Coded& to, SharedAt chunk, const Places& place) {
   load_words_of<kDown>(to, chunk + place.word);
   if (kBits <= 4) to.row[0].scale = load_byte_by<0>(chunk + place.scale), to.row[1].scale = load_byte_by<kDown ? 1 : 32>(chunk + place.scale);
+  if (kFormat == kFp8) to.row[0].scale = load_word_by<0>(chunk + place.scale), to.row[1].scale = kDown ? to.row[0].scale : load_word_by<4>(chunk + place.scale);
 }
 // What decoding needs, in registers outside the loop over K.
 struct Decoder {
@@ -250,45 +249,6 @@ template <bool kDown> DEVICE void multiply_panel(Ring& ring, SharedAt stages, Cu
   keep_registers(a, by.table);
   settle(sum);
   release(ring, before);
-}
-
-// The same for scales of 32 x 32 granules: products go on in `part` for as long as both granules' scales are what they were.
-template <bool kDown> DEVICE void multiply_panel_granules(Ring& ring, SharedAt stages, Cursor& at, i32 chunks, i32 units, float (&sum)[kSums]) {
-  const i32 weights_at = weights_of_group<kDown>(), half = thread_id() % 128 / 64;
-  const Decoder by = decoder(ring, stages);
-  const Places place = places<kDown>();
-  float part[kSums], scale[2] = {};
-#pragma unroll
-  for (i32 i = 0; i < kSums; ++i) sum[i] = part[i] = 0.0f;
-  const auto add_part = [&]() {
-    products_wait<0>();
-    settle(part);
-#pragma unroll
-    for (i32 i = 0; i < kSums; ++i) sum[i] = fused_multiply_add(part[i], scale[kDown ? half : i >> 1 & 1], sum[i]);
-  };
-  for (i32 c = 0; c < chunks; advance(at)) {
-    const SharedAt stage = await_stage<kDown>(ring, stages, at);
-    for (i32 s = 0; s < kPerStage && c < chunks; ++s, ++c) {
-      const TileDescriptor tile = tile_descriptor(stage + s * kTileBytes);
-      const SharedAt weights = stage + (weights_at + s * kNextChunk<kDown>);
-      u32 a[16];
-      Coded coded;
-      load_coded<kDown>(coded, weights, place);
-      decode_coded(coded, by, a);
-#pragma unroll
-      for (i32 b = 0; b < 2; ++b) {
-        const float low = as_float(load_word_by<kCodeBytes>(weights + b * kNextBlock<kDown>)), high = as_float(load_word_by<kCodeBytes + 4>(weights + b * kNextBlock<kDown>));
-        const bool goes_on = (c || b) && low == scale[0] && high == scale[1];
-        if ((c || b) && !goes_on) add_part();
-        scale[0] = low, scale[1] = high;
-        multiply_tile<2>(part, a + 8 * b, tile + 2 * b * kDescriptorStep, units, goes_on);
-      }
-      products_wait<0>();
-      keep_registers(a, by.table);
-    }
-    release(ring, at.stage);
-  }
-  add_part();
 }
 
 // What stands before the sum of row i: FP8's scale of the row, and the matrix's own.
@@ -359,8 +319,7 @@ template <bool kDown> DEVICE void consume(const MlpArgs& args, Ring& ring, Share
   const Panel panel = ring.panel[slot];
   float sum[kSums];
   const i32 units = uniform((panel.count + 15) / 16), number = panel.strip + thread_id() / 128;
-  if constexpr (kFormat == kFp8) multiply_panel_granules<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
-  else multiply_panel<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
+  multiply_panel<kDown>(ring, stages, at, chunks_of<kDown>(args), units, sum);
   if constexpr (kDown) store_down(args, ring, slot, number, sum);
   else store_gate_up(args, ring, slot, number, sum);
 }

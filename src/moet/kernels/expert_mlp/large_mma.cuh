@@ -15,17 +15,15 @@ struct Stages {
 // Half a strip's rows of a chunk: lane (g, t) has rows 4g .. 4g + 3 of the 32.
 struct Half {
   Vec4 words[kWords];
-  u32 scales;        // of four rows
-  float granule[2];  // of each block
+  u32 scales;        // of four rows; FP8: a float32
 };
 DEVICE void load_half(Half& h, const Strip& strip, i32 chunk, i32 half, i32 g, i32 t) {
-  const u8 *first = block_of(strip, 2 * chunk), *second = block_of(strip, 2 * chunk + 1), *block = t >> 1 ? second : first;
+  const u8* block = block_of(strip, 2 * chunk + (t >> 1));
   const i32 row = 32 * half + 4 * g;
 #pragma unroll
-  for (i32 i = 0; i < kWords; ++i)
-    h.words[i] = kByBlocks ? load_words((i >> 1 ? second : first) + ((2 * t + (i & 1)) * 64 + row) * 4) : load_words(block + ((kWords * (t & 1) + i) * 64 + row) * 4);
+  for (i32 i = 0; i < kWords; ++i) h.words[i] = load_words(block + ((kWords * (t & 1) + i) * 64 + row) * 4);
   if (kBits <= 4) h.scales = load_word(block + kCodeBytes + (kFormat == kNvfp4 ? (t & 1) * 64 : 0) + row);
-  if (kByBlocks) h.granule[0] = load_float(first + kCodeBytes + 4 * half), h.granule[1] = load_float(second + kCodeBytes + 4 * half);
+  if (kFormat == kFp8) h.scales = load_word(block + kCodeBytes + 4 * half);
 }
 // a[i][m]: rows 4g + 2i and 4g + 2i + 1, product m of the chunk's four.
 DEVICE void decode_half(const Half& h, const Constants& constant, u32 (&a)[2][4][4]) {
@@ -35,7 +33,7 @@ DEVICE void decode_half(const Half& h, const Constants& constant, u32 (&a)[2][4]
     u32 pair[8];
 #pragma unroll
     for (i32 i = 0; i < kWords; ++i) s.word[i] = word_of(h.words[i], e);
-    s.scale = h.scales >> (8 * e) & 255;
+    s.scale = kFormat == kFp8 ? h.scales : h.scales >> (8 * e) & 255;
     decode_sixteen(s, constant, pair);
 #pragma unroll
     for (i32 r = 0; r < 8; ++r) a[e >> 1][r >> 1][2 * (r & 1) + (e & 1)] = pair[r];
@@ -70,7 +68,6 @@ DEVICE void multiply(const Strip& strip, bool mine, const u8* row, i32 count, St
     const Vec4* units = stages.of[c % kStages] + lane % 8 * 8;
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
-      const float granule[2] = {next.granule[0], next.granule[1]};
       u32 a[2][4][4];
       decode_half(next, constant, a);
       if (!half || c + 1 < chunks) load_half(next, strip, c + half, !half, g, t);
@@ -81,23 +78,14 @@ DEVICE void multiply(const Strip& strip, bool mine, const u8* row, i32 count, St
 #pragma unroll
         for (i32 i = 0; i < 2; ++i) load_matrices(b + 4 * i, units + 64 * n + ((4 * i + lane / 8) ^ (lane % 8)));
 #pragma unroll
-        for (i32 block = 0; block < 2; ++block)
+        for (i32 m = 0; m < 4; ++m)
 #pragma unroll
-          for (i32 i = 0; i < 2; ++i) {
-            float part[4] = {};
-            float (&to)[4] = sum[half][n][i];
-#pragma unroll
-            for (i32 m = 2 * block; m < 2 * block + 2; ++m) mma_bf16(kByBlocks ? part : to, a[i][m], {b[2 * m], b[2 * m + 1]});
-            if (kByBlocks) {
-#pragma unroll
-              for (i32 q = 0; q < 4; ++q) to[q] = fused_multiply_add(part[q], granule[block], to[q]);
-            }
-          }
+          for (i32 i = 0; i < 2; ++i) mma_bf16(sum[half][n][i], a[i][m], {b[2 * m], b[2 * m + 1]});
       }
     }
   }
   copies_landed();
-  // What the sums are short of: tcq2's unit, FP8's scale of a row.
+  // What the sums are short of: a unit, FP8's scale of a row.
 #pragma unroll
   for (i32 half = 0; half < 2; ++half)
 #pragma unroll
