@@ -8,7 +8,7 @@ import torch
 
 from moet.errors import ConfigError
 from moet.kernels.expert_mlp.cuda import SOURCES, MlpArgs, Planes, act_stride, mlp_args, padded
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, PAIRS, ExpertKernels, SmallKernel
+from moet.kernels.expert_mlp.launches import PAIRS, ExpertKernels, SmallKernel
 from moet.kernels.paging.state import Control, LayerArgs, Plan, SlotClass
 from moet.layout import FORMATS, RowGeometry, pack_row
 from moet.models import Activation
@@ -101,9 +101,8 @@ class Bench:
         """Within what the roundings of the size's kernels allow. rows: only these."""
         rows = np.arange(len(x)) if rows is None else rows
         values = torch.from_numpy(from_bf16(x)[rows])
-        many = PAIRS[size] if self.geometry.format in INTEGER_FORMATS else 0
         experts = {e: dequantized.decode(self.geometry, torch.from_numpy(row)).part(self.geometry, self.rank, self.world) for e, row in enumerate(self.rows)}
-        expected = dequantized.layer(experts, values, torch.from_numpy(weights[rows]), torch.from_numpy(ids[rows]), self.activation, many)
+        expected = dequantized.layer(experts, values, torch.from_numpy(weights[rows]), torch.from_numpy(ids[rows]), self.activation, PAIRS[size])
         dequantized.check(torch.from_numpy(from_bf16(out)[rows]), expected, (self.geometry, size))
 
 
@@ -203,7 +202,7 @@ def test_rows_that_are_no_tokens_give_zeros():
     assert (bench.run(x, weights, np.full_like(ids, -1), "small") == 0).all()
 
 
-@pytest.mark.parametrize(("format", "arch"), [("tcq2", 80), ("tcq2", 90), ("tcq2", 120), ("mxfp4", 86), ("mxfp4", 90), ("nvfp4", 90), ("bf16", 80)])
+@pytest.mark.parametrize(("format", "arch"), [*(("tcq2", arch) for arch in (80, 90, 120)), ("mxfp4", 86), ("mxfp4", 90), ("nvfp4", 90), *((f, arch) for f in ("fp8", "fp8_row", "bf16") for arch in (80, 90, 100, 120))])
 def test_shared_memory_is_what_the_kernels_lay_out(format, arch):
     code = '// \nextern "C" int asked() { return kSharedBytes; }'
     module = EmulatedModule([*SOURCES[:1], code], {"FORMAT": list(FORMATS).index(format), "MOET_ARCH": arch})

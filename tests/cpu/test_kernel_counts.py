@@ -15,7 +15,7 @@ from counts.modules import MODULES, code_hash
 from counts.sass import functions, loops, written_before_a_wait
 from counts.throughput import ARCHITECTURES, GPUS, pipe
 
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS
+from moet.kernels.expert_mlp.cuda import NUMBERS
 from moet.kernels.gpu.source import KERNELS, flatten
 from moet.moe.device import PAGER_SOURCES
 
@@ -157,7 +157,7 @@ def constant(file: str, pattern: str) -> int:
 def products_of_a_fragment(kernel: str, format: str, arch: str) -> set[int]:
     """MMAs that share an A fragment, by the sources: tiles of 8 columns of activations, in each of the kernel's loops. Empty: not a GEMM."""
     if kernel == "mlp_small":
-        return {1, constant("small_integer.cuh", r"constexpr i32 kTiles = (\d+)")} if format in INTEGER_FORMATS else {1}
+        return {1, constant("small_integer.cuh", r"constexpr i32 kTiles = (\d+)")} if NUMBERS[format] == 0 else {1}
     if kernel.endswith("_large"):
         # Weights that need no decoding are read from shared memory again for each tile, and count each time.
         return {1 if arch == "sm_90a" or format == "bf16" else constant("large_mma.cuh", r"kPairs = (\d+), kTiles = kPairs / 8") // 8}

@@ -1,7 +1,7 @@
 """The expert MLP in torch's float64, on the device that the kernels run on, and how far from it their roundings may take a result.
 
-Roundings, of relative error 2^-8 each where they are to bf16 (half a unit in the last of 8 bits), or of absolute error 2^-15 of the largest magnitude of 32 columns where they are to two
-int8 planes: activations on their way in (exact where they stay bf16), values between the GEMMs, an expert's answer (bf16), the layer's (bf16); in the large kernels a weight of FP8
+Roundings, of relative error 2^-8 each where they are to bf16 (half a unit in the last of 8 bits), 2^-11 where to float16 (FP8's), or of absolute error 2^-15 of the largest magnitude of
+32 columns where to two int8 planes: activations on their way in (exact where they stay bf16), values between the GEMMs, an expert's answer (bf16), the layer's (bf16); in the large kernels a weight of FP8
 with its granule's scale (bf16). Sums are float32.
 
 `worst`: no result may be further off, whatever the roundings do. `spread`: standard deviation of the result if roundings are uniform and independent, each taken at its
@@ -16,14 +16,19 @@ import numpy as np
 import torch
 
 from moet.kernels.expert_mlp import reference
+from moet.kernels.expert_mlp.cuda import NUMBERS
 from moet.layout import RowGeometry
 from moet.models import Activation
 
-BF16, PLANES = 2.0**-8, 2.0**-15
+BF16, HALF, PLANES = 2.0**-8, 2.0**-11, 2.0**-15
+HALF_UNIT = 2.0**-38
+"""Of the largest magnitude of 32 columns, which is 2^14 and more of a float16's smallest numbers, 2^-24."""
 TINY, TINY_PLANES = 2.0**-126, 2.0**-112
 """Smaller numbers may be flushed to zero; in planes, whose powers of two end at -111."""
 TINY_SUM = 2.0**-103
 """And a sum of 32 columns of planes, of up to 15 * 32 * 32639 units, where a unit is below 2^-127."""
+TINY_UNIT = 2.0**-109
+"""And a product in the large kernels of FP8, where it is 2^-40 of its value (columns.cuh)."""
 SLOPE = 1.1
 """Largest slope of x * sigmoid(alpha * x), for every alpha (at 2.4 / alpha)."""
 FUNCTION = 2.0**-16
@@ -38,7 +43,7 @@ def accumulation(terms: int) -> float:
 
 @dataclass(frozen=True)
 class Expert:
-    """float64: gate, up [inter, hidden], down [hidden, inter] and biases, without padding. rounded: kernels may round weights to bf16."""
+    """float64: gate, up [inter, hidden], down [hidden, inter] and biases, without padding. numbers: what the small kernels multiply with (NUMBERS)."""
 
     gate: torch.Tensor
     up: torch.Tensor
@@ -46,14 +51,14 @@ class Expert:
     gate_bias: torch.Tensor
     up_bias: torch.Tensor
     down_bias: torch.Tensor
-    rounded: bool = False
+    numbers: int = 0
 
     def part(self, geometry: RowGeometry, rank: int, world: int) -> Self:
         """What a tensor-parallel rank computes with."""
         tiles = geometry.slice(rank, world)
         mine = slice(32 * tiles.tile_begin, 32 * tiles.tile_end)
         down_bias = self.down_bias if rank == 0 else torch.zeros_like(self.down_bias)
-        return type(self)(self.gate[mine], self.up[mine], self.down[:, mine], self.gate_bias[mine], self.up_bias[mine], down_bias, self.rounded)
+        return type(self)(self.gate[mine], self.up[mine], self.down[:, mine], self.gate_bias[mine], self.up_bias[mine], down_bias, self.numbers)
 
 
 def decode_blocks(format: str, bits: int, blocks: torch.Tensor) -> torch.Tensor:
@@ -97,7 +102,7 @@ def decode(geometry: RowGeometry, row: torch.Tensor) -> Expert:
         bias = tiles[:, -256:].contiguous().view(torch.float32).double().view(g.tiles, 2, 32)
         down_bias = row[g.bias_offset : g.bias_offset + 4 * g.hidden].clone().view(torch.float32).double()
     rows = lambda m, which: m[:, which].reshape(g.inter_padded, *m.shape[3:])[: g.inter]
-    return Expert(rows(w13, 0) * multipliers[0], rows(w13, 1) * multipliers[1], down * multipliers[2], rows(bias, 0), rows(bias, 1), down_bias, g.format == "fp8")
+    return Expert(rows(w13, 0) * multipliers[0], rows(w13, 1) * multipliers[1], down * multipliers[2], rows(bias, 0), rows(bias, 1), down_bias, NUMBERS[g.format])
 
 
 def activate(activation: Activation, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,14 +113,19 @@ def activate(activation: Activation, gate: torch.Tensor, up: torch.Tensor) -> tu
     return gate * torch.sigmoid(gate * (activation.alpha if oai else 1.0)), up + oai
 
 
-def rounded(values: torch.Tensor, planes: bool | None) -> torch.Tensor:
-    """Largest error of rounding values [n, columns] once, to planes, to bf16, or (None) to either; they may be magnitudes."""
+def rounded(values: torch.Tensor, small: bool | None, numbers: int = 0) -> torch.Tensor:
+    """Largest error of rounding values [n, columns] once, as the small kernels do it, to bf16 as the large ones do it, or (None) either; they may be magnitudes."""
     bf16, columns = values.abs() * BF16 + TINY, values.shape[1]
-    if planes is False:
+    if small is False or numbers == 2:
         return bf16
     blocks = torch.nn.functional.pad(values.abs(), (0, -columns % 32)).view(len(values), -1, 32)
-    of_blocks = (blocks.amax(-1) * PLANES + TINY_PLANES).repeat_interleave(32, -1)[:, :columns]
-    return of_blocks if planes else torch.maximum(of_blocks, bf16)
+    of_blocks = (blocks.amax(-1) * (PLANES, HALF_UNIT)[numbers] + TINY_PLANES).repeat_interleave(32, -1)[:, :columns] + numbers * HALF * values.abs()
+    return of_blocks if small else torch.maximum(of_blocks, bf16)
+
+
+def arriving(x: torch.Tensor, small: bool | None, numbers: int) -> torch.Tensor:
+    """The same of values that are bf16: only planes, and a float16's smallest numbers, round them."""
+    return torch.zeros_like(x) if small is False or numbers == 2 else rounded(x, True, numbers) - numbers * HALF * x.abs()
 
 
 @dataclass(frozen=True)
@@ -127,26 +137,27 @@ class Sum:
     variance: torch.Tensor
 
 
-def product(values: torch.Tensor, worst: torch.Tensor, variance: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor) -> Sum:
-    """values [n, K] @ matrix [N, K]^T + bias."""
-    size, cut = matrix.abs(), accumulation(matrix.shape[1])
-    error = (worst + cut * values.abs()) @ size.T + cut * bias.abs() + matrix.shape[1] / 32 * TINY_SUM
-    return Sum(values @ matrix.T + bias, error, variance @ matrix.square().T)
+def product(values: torch.Tensor, worst: torch.Tensor, variance: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor, tiny: float) -> Sum:
+    """values [n, K] @ matrix [N, K]^T + bias. tiny: a product below it may be flushed to zero."""
+    size, cut, flushed = matrix.abs(), accumulation(matrix.shape[1]), matrix.shape[1] * tiny
+    error = (worst + cut * values.abs()) @ size.T + cut * bias.abs() + matrix.shape[1] / 32 * TINY_SUM + flushed
+    return Sum(values @ matrix.T + bias, error, variance @ matrix.square().T + flushed**2 / 3)
 
 
-def expert_mlp(e: Expert, x: torch.Tensor, activation: Activation, planes: bool | None) -> Sum:
+def expert_mlp(e: Expert, x: torch.Tensor, activation: Activation, small: bool | None) -> Sum:
     """x float64 [n, hidden] -> the expert's answer, rounded to bf16."""
-    of_weight = BF16 if e.rounded and not planes else 0.0   # relative, as if the value it is multiplied with had it
-    arriving = torch.zeros_like(x) if planes is False else rounded(x, True)
-    gate, up = (product(x, arriving + of_weight * x.abs(), (arriving.square() + (of_weight * x).square()) / 3, m, b) for m, b in ((e.gate, e.gate_bias), (e.up, e.up_bias)))
+    # A weight's relative error, as if the value it is multiplied with had it.
+    of_weight, tiny = (BF16, TINY_UNIT) if e.numbers == 1 and not small else (0.0, 0.0)
+    of_x = arriving(x, small, e.numbers)
+    gate, up = (product(x, of_x + of_weight * x.abs(), (of_x.square() + (of_weight * x).square()) / 3, m, b, tiny) for m, b in ((e.gate, e.gate_bias), (e.up, e.up_bias)))
     swish, factor = activate(activation, gate.value, up.value)
     middle = swish * factor
     worst = SLOPE * gate.worst * (factor.abs() + up.worst) + swish.abs() * up.worst
     worst += FUNCTION * (middle.abs() + worst)
     variance = SLOPE**2 * factor.square() * gate.variance + swish.square() * up.variance
-    worst += rounded(middle.abs() + worst, planes) + of_weight * (middle.abs() + worst)
-    variance += (rounded(middle, planes).square() + (of_weight * middle).square()) / 3
-    answer = product(middle, worst, variance, e.down, e.down_bias)
+    worst += rounded(middle.abs() + worst, small, e.numbers) + of_weight * (middle.abs() + worst)
+    variance += (rounded(middle, small, e.numbers).square() + (of_weight * middle).square()) / 3
+    answer = product(middle, worst, variance, e.down, e.down_bias, tiny)
     return Sum(answer.value, answer.worst + rounded(answer.value.abs() + answer.worst, False), answer.variance + rounded(answer.value, False).square() / 3)
 
 
@@ -163,7 +174,7 @@ class Expected:
 def layer(
     experts: Mapping[int, Expert], x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, activation: Activation, many: int | None
 ) -> Expected:
-    """What DeviceRuntime.forward computes, with activations in bf16 for experts with `many` pairs or more and as planes for others, or (None) as either. ids: places whose id names none of `experts` count nothing; one that is there twice counts twice."""
+    """What DeviceRuntime.forward computes, experts with `many` pairs or more by the large kernels and others by the small ones, or (None) by either. ids: places whose id names none of `experts` count nothing; one that is there twice counts twice."""
     out, worst, variance = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(3))
     size, routed = torch.zeros_like(out), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for number, expert in experts.items():

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from layout_cases import random_expert
 
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS, PAIRS
+from moet.kernels.expert_mlp.launches import PAIRS
 from moet.layout import RowGeometry, pack_row
 from moet.layout.planes import PROJECTIONS
 from moet.models import Activation
@@ -20,10 +20,9 @@ STRAY = (-1, -7, -(1 << 31), (1 << 31) - 1, 1 << 20)
 """Numbers of no expert; one past the last is another."""
 
 
-def computed_in_bf16(runtime: DeviceRuntime, format: str, tokens: int, experts: int, top_k: int, scan: bool) -> int:
-    """Pairs of an expert from which on its activations are bf16; with fewer they are rounded to two int8 planes."""
-    kernels = runtime._kernels[format]
-    return PAIRS[kernels.size_of(tokens, experts, top_k, scan)] if format in INTEGER_FORMATS else 0
+def pairs_of_large(runtime: DeviceRuntime, format: str, tokens: int, experts: int, top_k: int, scan: bool) -> int:
+    """Pairs of an expert from which on the large kernels compute it."""
+    return PAIRS[runtime._kernels[format].size_of(tokens, experts, top_k, scan)]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from dequantized import check, decode, layer
 from expert_layers import Layers, poison_scratch
-from random_layers import ACTIVATIONS, Batch, Case, batch, computed_in_bf16, draw, rows
+from random_layers import ACTIVATIONS, Batch, Case, batch, pairs_of_large, draw, rows
 
 from moet.kernels.expert_mlp import reference
 from moet.layout import FORMATS, RowGeometry
@@ -33,7 +33,7 @@ def check_case(case: Case, opened: Callable[..., DeviceRuntime], emulated: bool)
         for _ in range(2):
             poison_scratch(runtime)
             results.append(runtime.forward(0, call.x, call.weights, call.ids, call.kv_slots, scan))
-        compare(case, scan, computed_in_bf16(runtime, case.format, case.tokens, case.experts, case.top_k, scan), call, experts, results)
+        compare(case, scan, pairs_of_large(runtime, case.format, case.tokens, case.experts, case.top_k, scan), call, experts, results)
 
 
 def compare(case: Case, scan: bool, many: int, call: Batch, experts: dict, results: list[torch.Tensor]) -> None:

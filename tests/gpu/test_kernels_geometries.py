@@ -8,7 +8,7 @@ import pytest
 import torch
 from dequantized import check, decode, layer
 from expert_layers import Layers
-from random_layers import computed_in_bf16
+from random_layers import pairs_of_large
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from gemm.rowfill import fill
@@ -56,5 +56,5 @@ def test_real_sizes_and_their_slices(format, name, opened, emulated):
             ids = torch.rand(tokens, EXPERTS, device=device, generator=generator).argsort(1)[:, :TOP_K].int().contiguous()
             weights = torch.rand(tokens, TOP_K, device=device, generator=generator)
             found = runtime.forward(0, x.bfloat16(), weights, ids, None, scan)
-            many = computed_in_bf16(runtime, format, tokens, EXPERTS, TOP_K, scan)
+            many = pairs_of_large(runtime, format, tokens, EXPERTS, TOP_K, scan)
             check(found, layer(experts, x.bfloat16(), weights, ids, activation, many), (name, format, rank, world, tokens, scan))

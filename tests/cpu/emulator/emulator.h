@@ -169,6 +169,7 @@ DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
 DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { return a * b + c; }
 DEVICE u32 unknown_zero() { return 0; }
 DEVICE u32 upper_half(u32 v) { return v >> 16; }
+DEVICE u32 complement(u32 v) { return ~v; }
 DEVICE float to_float(i32 v) { return static_cast<float>(v); }
 DEVICE float as_float(u32 v) {
   float f;
@@ -186,6 +187,21 @@ DEVICE u32 emulated_bf16(float v) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 DEVICE u32 pack_bf16(float low, float high) { return emulated_bf16(high) << 16 | emulated_bf16(low); }
+// float16: numbers below 2^-14 are multiples of 2^-24; no NaN comes here.
+DEVICE u32 emulated_half(float v) {
+  const u32 sign = as_bits(v) >> 16 & 0x8000;
+  const double size = std::fabs(static_cast<double>(v));
+  if (size >= 65520) return sign | 0x7c00;
+  const i32 power = size < std::ldexp(1.0, -14) ? -14 : std::ilogb(size);
+  const u32 units = static_cast<u32>(std::nearbyint(std::ldexp(size, 10 - power)));   // 1024 and more: the exponent's part adds up
+  return sign | ((static_cast<u32>(power + 14) << 10) + units);
+}
+DEVICE float emulated_from_half(u32 h) {
+  const u32 exponent = h >> 10 & 31, mantissa = h & 1023;
+  const float size = exponent ? as_float((exponent + 112) << 23 | mantissa << 13) : static_cast<float>(mantissa) * 0x1p-24f;
+  return h & 0x8000 ? -size : size;
+}
+DEVICE u32 pack_half(float low, float high) { return emulated_half(high) << 16 | emulated_half(low); }
 // The product is exact in double precision, and goes to bf16 in one rounding: float32 on the way is rounded to odd.
 DEVICE u32 emulated_bf16_product(float a, float b) {
   const double exact = static_cast<double>(a) * static_cast<double>(b);
@@ -223,19 +239,21 @@ DEVICE float divide(float a, float b) { return a / b; }
 
 // Fragments as the PTX ISA lays them out, g = lane / 4, t = lane % 4. A: a0 (row g, k 2t and 2t+1), a1 (row g+8), a2 (row g, k 2t+8 and 2t+9), a3 (row g+8);
 // B: b0 (k 2t and 2t+1, column g), b1 (k 2t+8 and 2t+9); D: d0, d1 (row g, columns 2t and 2t+1), d2, d3 (row g+8). Sums are float32, in k order.
-DEVICE void emulated_mma(emulator::Warp& w) {
+struct EmulatedBf16 { static float value(u32 half) { return as_float(half << 16); } };
+struct EmulatedHalf { static float value(u32 half) { return emulated_from_half(half); } };
+template <typename Number> DEVICE void emulated_mma(emulator::Warp& w) {
   using Half = float __attribute__((vector_size(16)));   // of a row of 8
   alignas(16) float a[16][16], b[16][8], d[16][8];
   for (i32 lane = 0; lane < 32; ++lane) {
     const i32 g = lane / 4, t = lane % 4;
     for (i32 i = 0; i < 4; ++i) {
       const i32 row = g + 8 * (i & 1), k = 2 * t + 8 * (i >> 1);
-      a[row][k] = as_float(w.a[lane][i] << 16), a[row][k + 1] = as_float(w.a[lane][i] & 0xffff0000u);
+      a[row][k] = Number::value(w.a[lane][i] & 0xffff), a[row][k + 1] = Number::value(w.a[lane][i] >> 16);
       d[g + 8 * (i >> 1)][2 * t + (i & 1)] = w.d[lane][i];
     }
     for (i32 i = 0; i < 2; ++i) {
       const i32 k = 2 * t + 8 * i;
-      b[k][g] = as_float(w.b[lane][i] << 16), b[k + 1][g] = as_float(w.b[lane][i] & 0xffff0000u);
+      b[k][g] = Number::value(w.b[lane][i] & 0xffff), b[k + 1][g] = Number::value(w.b[lane][i] >> 16);
     }
   }
   for (i32 row = 0; row < 16; ++row) {
@@ -252,7 +270,11 @@ DEVICE void emulated_mma(emulator::Warp& w) {
 }
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   emulator::machine.meet(
-      emulator::Meeting::kMma, [&](auto& w, u32, i32 lane) { w.a[lane] = a, w.b[lane] = b, w.d[lane] = d; }, [](auto& w, u32) { emulated_mma(w); });
+      emulator::Meeting::kMma, [&](auto& w, u32, i32 lane) { w.a[lane] = a, w.b[lane] = b, w.d[lane] = d; }, [](auto& w, u32) { emulated_mma<EmulatedBf16>(w); });
+}
+DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  emulator::machine.meet(
+      emulator::Meeting::kMmaHalf, [&](auto& w, u32, i32 lane) { w.a[lane] = a, w.b[lane] = b, w.d[lane] = d; }, [](auto& w, u32) { emulated_mma<EmulatedHalf>(w); });
 }
 
 // m16n8k32 on int8, as the PTX ISA lays it out: a0 (row g, k 4t .. 4t+3), a1 (row g+8), a2 (row g, k 16+4t ..), a3 (row g+8); b0 (k 4t .., column g), b1 (k 16+4t ..);

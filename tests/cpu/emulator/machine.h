@@ -31,7 +31,7 @@ struct Fiber {
   int lane = 0, thread = 0;
 };
 
-enum class Meeting : uint32_t { kNone, kSync, kBallot, kShuffle, kMma, kMmaInteger };
+enum class Meeting : uint32_t { kNone, kSync, kBallot, kShuffle, kMma, kMmaHalf, kMmaInteger };
 
 struct Warp {
   Block* block = nullptr;

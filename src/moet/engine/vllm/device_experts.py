@@ -23,7 +23,7 @@ from moet.engine.vllm.memory import Needs, gib
 from moet.engine.vllm.run import Run
 from moet.engine.vllm.watch import Watch
 from moet.errors import StoreError
-from moet.kernels.expert_mlp.launches import INTEGER_FORMATS
+from moet.kernels.expert_mlp.cuda import NUMBERS
 from moet.moe.encode import check_room, put_all, row_sources
 from moet.pack import Pack
 from moet.store.budget import Machine, arena_budget
@@ -62,7 +62,7 @@ class DeviceExperts(Experts):
         self.known_heat = None
         if self.heat and settings.preheat:
             self.known_heat = load_heat(self.heat, self.fingerprint, self.precision, {index: source.experts for index, source in sources.items()})
-        activations = ", ".join(sorted({"int15" if source.geometry.format in INTEGER_FORMATS else "bf16" for source in sources.values()}))   # of decoding
+        activations = ", ".join(sorted({("int15", "fp16", "bf16")[NUMBERS[source.geometry.format]] for source in sources.values()}))   # of decoding
         self.info = info_of(opened, settings.precision) | {"budget_bytes": self.budget, "activations": activations, "prefill_activations": settings.prefill_activations}
         write_info(run, self.rank, self.info)
         if not packed:

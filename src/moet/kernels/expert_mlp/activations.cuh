@@ -1,7 +1,12 @@
-// Activations of 32 columns as two planes of int8 and a power of two: value = (256 * high + low) * 2^exponent. The largest magnitude of a block takes 14 or 15
-// bits, so a value is off by at most 2^-15 of it; a bf16 within 2^6 of the largest is exact. The float64 oracle is integers.py's quantize.
+// Activations as the small kernels multiply them, 64 bytes for 32 columns, by the format of the rows:
+//   kPlanes  two planes of int8, high then low, and a power of two: (256 * high + low) * 2^exponent. The largest magnitude of a block takes 14 or 15 bits, so a value is
+//            off by at most 2^-15 of it; a bf16 within 2^6 of the largest is exact
+//   kHalves  float16 and the same power of two: rounded to 11 bits, which are exact for a bf16 within 2^30 of the largest
+//   kBf16s   bf16
 #pragma once
 #include "args.cuh"
+
+enum Numbers : i32 { kPlanes, kHalves, kBf16s };
 
 constexpr i32 kLargest = 32639;                        // 256 * 127 + 127: both planes fit int8
 constexpr i32 kSmallestPower = -97, kLargestPower = 54;   // of a block's largest value: beyond these magnitudes values are 0, or saturate. -97: tcq2's least scale, 2^-15, times it is a normal number
@@ -18,8 +23,13 @@ DEVICE i32 quantized(float value, float factor) {
   return q > kLargest ? kLargest : q < -kLargest ? -kLargest : q;
 }
 
+DEVICE float halved(float value, float factor) {
+  const float v = multiply(value, factor), most = static_cast<float>(kLargest);
+  return v > most ? most : v < -most ? -most : v;
+}
+
 // One lane's value of a block of 32; false in all lanes: one of them is not finite (the block is then zeros).
-DEVICE bool quantize_block(float value, u8* codes, i32* exponent) {
+template <i32 kNumbers> DEVICE bool quantize_block(float value, u8* codes, i32* exponent) {
   const i32 lane = thread_id() % 32;
   u32 largest = as_bits(value) & 0x7fffffffu;
 #pragma unroll
@@ -28,16 +38,21 @@ DEVICE bool quantize_block(float value, u8* codes, i32* exponent) {
     largest = other > largest ? other : largest;
   }
   const bool finite = largest < 0x7f800000u;
-  const i32 power = power_of(finite ? largest : 0), q = finite ? quantized(value, factor_of(power)) : 0;
-  const i32 high = (q + 128) >> 8, low = q - 256 * high;
-  codes[lane] = static_cast<u8>(high);
-  codes[32 + lane] = static_cast<u8>(low);
+  const i32 power = power_of(finite ? largest : 0);
+  if (kNumbers == kPlanes) {
+    const i32 q = finite ? quantized(value, factor_of(power)) : 0, high = (q + 128) >> 8, low = q - 256 * high;
+    codes[lane] = static_cast<u8>(high);
+    codes[32 + lane] = static_cast<u8>(low);
+  } else {
+    const u32 number = !finite ? 0 : kNumbers == kHalves ? pack_half(halved(value, factor_of(power)), 0.0f) : pack_bf16(value, 0.0f);
+    *reinterpret_cast<u16*>(codes + 2 * lane) = static_cast<u16>(number);
+  }
   if (lane == 0) *exponent = (power - 14) * (1 << 23);
   return finite;
 }
 
 // The same of four blocks: a lane has columns 4 * (lane % 8) .. + 3 of block lane / 8, as bf16; codes and exponent are its block's, and written where `there`.
-DEVICE bool quantize_four(Vec2 values, bool there, u8* codes, i32* exponent) {
+DEVICE bool quantize_four(Vec2 values, bool there, i32 numbers, u8* codes, i32* exponent) {
   const i32 part = thread_id() % 8;
   const u32 bits[4] = {values.x << 16, values.x & 0xffff0000u, values.y << 16, values.y & 0xffff0000u};
   u32 largest = 0;
@@ -51,13 +66,21 @@ DEVICE bool quantize_four(Vec2 values, bool there, u8* codes, i32* exponent) {
   const bool finite = largest < 0x7f800000u;
   const i32 power = power_of(finite ? largest : 0);
   const float factor = factor_of(power);
-  u32 high = 0, low = 0;
+  if (numbers == kPlanes) {
+    u32 high = 0, low = 0;
 #pragma unroll
-  for (i32 i = 0; i < 4; ++i) {
-    const i32 q = finite ? quantized(as_float(bits[i]), factor) : 0, top = (q + 128) >> 8;
-    high |= (static_cast<u32>(top) & 0xff) << (8 * i), low |= (static_cast<u32>(q - 256 * top) & 0xff) << (8 * i);
+    for (i32 i = 0; i < 4; ++i) {
+      const i32 q = finite ? quantized(as_float(bits[i]), factor) : 0, top = (q + 128) >> 8;
+      high |= (static_cast<u32>(top) & 0xff) << (8 * i), low |= (static_cast<u32>(q - 256 * top) & 0xff) << (8 * i);
+    }
+    if (there) *reinterpret_cast<u32*>(codes + 4 * part) = high, *reinterpret_cast<u32*>(codes + 32 + 4 * part) = low;
+  } else {
+    float v[4];
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) v[i] = finite ? halved(as_float(bits[i]), factor) : 0.0f;
+    const Vec2 halves = {pack_half(v[0], v[1]), pack_half(v[2], v[3])}, own = finite ? values : Vec2{0, 0};
+    if (there) *reinterpret_cast<Vec2*>(codes + 8 * part) = numbers == kHalves ? halves : own;
   }
-  if (there) *reinterpret_cast<u32*>(codes + 4 * part) = high, *reinterpret_cast<u32*>(codes + 32 + 4 * part) = low;
   if (there && part == 0) *exponent = (power - 14) * (1 << 23);
   return finite;
 }
@@ -82,7 +105,7 @@ DEVICE bool quantize_chunks(const MlpArgs& a, i32 token, i32 warp, i32 warps) {
       const i32 chunk = from + i * warps, unit = 32 * chunk + lane;
       if (chunk >= chunks) break;
       const i64 at = row + unit / 8;
-      finite &= quantize_four(values[i], unit < units, a.x_planes.codes + at * 64, a.x_planes.exponents + at);
+      finite &= quantize_four(values[i], unit < units, a.numbers, a.x_planes.codes + at * 64, a.x_planes.exponents + at);
     }
   }
   return finite;

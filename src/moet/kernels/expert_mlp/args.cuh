@@ -2,9 +2,9 @@
 #pragma once
 #include "../paging/state.cuh"
 
-// Activations as integers (activations.cuh), a row for each token or (token, place) pair.
+// Activations as the small kernels read them (activations.cuh), a row for each token or (token, place) pair.
 struct Planes {
-  u8* codes;               // [rows][blocks][2][32]: int8, high then low plane of 32 columns
+  u8* codes;               // [rows][blocks][64 bytes]: 32 columns
   i32* exponents;          // [rows][blocks]: << 23, to be added to the bits of a float32 scale
   u32* broken;             // [rows], 1: a value is not finite
 };
@@ -28,6 +28,7 @@ struct MlpArgs {
   float limit, alpha;
   i32 wave, fetchers;      // fetchers: blocks of the first GEMM that fetch first; 0 where rows come from elsewhere (scan.cuh)
   i32 combines;            // small.cuh: the last wave's launch combines, too
+  i32 numbers;             // what the rows' format multiplies with, of activations.cuh's Numbers
   i32 many;                // steps with so many pairs are the large kernels', others small.cuh's
   i32 beside;              // small.cuh: its launch begins while that before it, gate_up_large, still runs
   i32 late;                // small.cuh: so many of its blocks begin later than the others, since `begin` has their multiprocessors

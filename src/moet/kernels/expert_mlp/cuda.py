@@ -11,8 +11,12 @@ from moet.models import Activation
 SOURCES = ("expert_mlp/small.cuh", "expert_mlp/large.cuh", "expert_mlp/combine.cuh")
 
 
+NUMBERS = {"sym2": 0, "tcq2": 0, "mxfp4": 0, "nvfp4": 0, "fp8": 1, "fp8_row": 1, "bf16": 2}
+"""What the small kernels multiply a format's weights with: `Numbers` of activations.cuh, two int8 planes, float16 or bf16."""
+
+
 class Planes(ctypes.Structure):
-    """Of activations as integers; see args.cuh."""
+    """Of activations as the small kernels read them; see args.cuh."""
 
     _fields_ = [(name, c_void_p) for name in ("codes", "exponents", "broken")]
 
@@ -29,7 +33,7 @@ class MlpArgs(ctypes.Structure):
         *[(name, c_int64) for name in ("w13", "w2", "extras", "act_stride")],
         *[(name, c_int32) for name in ("hidden", "inter", "tile_begin", "tiles", "biased", "adds_bias", "oai", "limited")],
         *[(name, c_float) for name in ("limit", "alpha")],
-        *[(name, c_int32) for name in ("wave", "fetchers", "combines", "many", "beside", "late")],
+        *[(name, c_int32) for name in ("wave", "fetchers", "combines", "numbers", "many", "beside", "late")],
     ]
 
 
@@ -54,5 +58,5 @@ def mlp_args(geometry: RowGeometry, part: RowSlice, segments: tuple[int, int, in
     return MlpArgs(
         w13=segments[0], w2=segments[1], extras=segments[2], act_stride=act_stride(tiles), hidden=geometry.hidden, inter=geometry.inter,
         tile_begin=part.tile_begin, tiles=tiles, biased=geometry.biased, adds_bias=rank == 0, oai=activation.kind == "swiglu_oai",
-        limited=activation.limit is not None, limit=activation.limit or 0.0, alpha=activation.alpha,
+        limited=activation.limit is not None, limit=activation.limit or 0.0, alpha=activation.alpha, numbers=NUMBERS[geometry.format],
     )  # fmt: skip

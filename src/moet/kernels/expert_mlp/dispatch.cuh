@@ -1,4 +1,4 @@
-// The dispatcher of a group of mlp_small (small_streamed.cuh), one warp: draws items, finds out where their rows and activations are, and says when they can be begun.
+// The dispatcher of a group of mlp_small (small.cuh), one warp: draws items, finds out where their rows and activations are, and says when they can be begun.
 #pragma once
 #include "group.cuh"
 

@@ -1,12 +1,14 @@
-// What the warps of a group of mlp_small share (small_streamed.cuh): the items that they work on, their sums, and the barriers between them.
+// What the warps of a group of mlp_small share (small.cuh): the items that they work on, their sums, and the barriers between them.
 #pragma once
 #include "../gpu/hopper.cuh"
 #include "queue.cuh"
 
-constexpr bool kMovesRegisters = MOET_ARCH == 90;         // setmaxnreg
+constexpr bool kMovesRegisters = MOET_ARCH == 90 && kBits <= 4;   // setmaxnreg
 constexpr i32 kSharedLimit = (MOET_ARCH == 80 ? 163 << 10 : MOET_ARCH == 90 || MOET_ARCH == 100 ? 227 << 10 : 99 << 10) - 256;   // of a block, beside its variables
-constexpr i32 kGroups = kMovesRegisters ? 4 : 3;          // six warps each: 24 warps of 80 registers before they move, 18 of 96
-constexpr i32 kItems = 4, kMostPairs = 4;
+// Of six warps each: 24 warps of 80 registers before they move, 18 of 96. Stages of 8- and 16-bit rows are large, and what they do for a byte is little: few warps with
+// many stages of these (FP8 on an H200, 8 tokens: 170 us with two groups, 177 with four).
+constexpr i32 kGroups = kBits == 16 && kSharedLimit < 128 << 10 ? 1 : kBits >= 8 ? 2 : kMovesRegisters ? 4 : 3;
+constexpr i32 kItems = 4;
 
 // An item as the dispatcher tells it; consumers add their own offsets.
 struct Told {
@@ -15,9 +17,9 @@ struct Told {
   i32 blocks;              // of 32 that there are
   i32 stride;              // between them
   const u8 *row, *strip;   // strip: its first block
-  const u8 *codes[kMostPairs], *exponents[kMostPairs];   // of its pairs, rows of the planes it reads; past the last pair the first one's
-  const u32* broken[kMostPairs];
-  i32 pair[kMostPairs];    // token * top_k + place
+  const u8 *codes[kPairs], *exponents[kPairs];   // of its pairs, rows of the activations it reads; past the last pair the first one's
+  const u32* broken[kPairs];
+  i32 pair[kPairs];    // token * top_k + place
 };
 struct Group {             // in shared memory
   u64 known[kItems], ready[kItems], heard[kItems];   // of `told`: its row is there, so are its activations; all are done with it
@@ -26,7 +28,7 @@ struct Group {             // in shared memory
   Told told[kItems];
   float sums[kConsumers][64 * kPitch];
 };
-static_assert(sizeof(Group) % 16 == 0 && kPairs <= kMostPairs);
+static_assert(sizeof(Group) % 16 == 0);
 
 // Number of something that takes the places of a ring of n in turn, and the parity of its turn.
 template <i32 n> struct Place {

@@ -21,6 +21,7 @@ constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0, kTableAt = 97 << 10, kSyste
 
 constexpr bool kInterleaved = kBits == 2 && !kTable;     // a lane's columns are 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15
 constexpr i32 kSums = kFormat == kNvfp4 ? 2 : 1;         // of a lane's rows in a chunk, each with its scale
+constexpr i32 kNumbers = kPlanes, kLaneSums = 2;         // sums of a lane, fragment and tile: of two rows
 constexpr i32 kTerms = kTable || kFormat == kSym2 ? 1 : 2;   // a weight is the sum of so many bytes, each of which is multiplied (kTerm)
 // What sums are multiplied by in the end: E2M1 levels are doubled; nvfp4's scales are 2^-120 of their value, and 2^60 fits before the product.
 constexpr float kAfter = kFormat == kMxfp4 ? 0.5f : kFormat == kNvfp4 ? 0.5f * 1152921504606846976.0f : 1.0f;
@@ -28,9 +29,7 @@ constexpr float kAfter = kFormat == kMxfp4 ? 0.5f : kFormat == kNvfp4 ? 0.5f * 1
 // What a lane holds of one half of a chunk: the words of its 4 rows; their scales, of its part; nvfp4: of each block.
 struct Words { Vec4 of[kBits / 2]; };
 struct Scales { u32 of[kSums]; };
-// Where a lane's codes and scales are in a chunk, in bytes; of either half 0. In shared memory the 16 units of 16 bytes of a block's step s lie swizzled, u at u ^ 2s:
-// eight lanes read two rows' units of all steps at once, which would share banks.
-DEVICE u32 swizzled(i32 step, i32 unit) { return 256 * step + 16 * (unit ^ (2 * step)); }
+// Where a lane's codes and scales are in a chunk, in bytes; of either half 0.
 DEVICE u32 codes_of(i32 g, i32 t) { return kBits == 2 ? (t >> 1) * kBlockBytes + swizzled(t & 1, g) : swizzled(t, g); }
 DEVICE u32 scales_of(i32 g, i32 t) { return kCodeBytes + 4 * g + (t & 1) * (kFormat == kNvfp4 ? 64 : kBlockBytes); }
 // From their shared addresses.
@@ -47,10 +46,10 @@ DEVICE void load_scales(Scales& s, u32 scales, i32 half) {
 
 constexpr u32 kLevels2 = 0x0401fffc;                     // sym2: -4, -1, 1, 4
 // A byte permute sees three bits of a nibble; where the fourth is set it gives a byte's sign, 0 or -1. So the level of one of 16 codes (tcq2's windows; E2M1, doubled) is
-// the sum of two permutes, one for codes 0 .. 7 and one for 8 .. 15, whose nibbles have that bit flipped; of codes i and i + 8 at most one is negative, and the other has
-// 1 more here. Products add the two up, one more for 16 registers of weights, where an instruction would for each of them.
+// the sum of two permutes, one for codes 0 .. 7 and one for 15 .. 8, whose nibbles are complemented; of codes i and i + 8 at most one is negative, and the other has 1
+// more here. Products add the two up, one more for 16 registers of weights, where an instruction would for each of them.
 constexpr u32 kTerm[2][2] = {{kFormat == kTcq2 ? 0xf7fd0c04u : 0x04030200u, kFormat == kTcq2 ? 0x0208f1fbu : 0x0d090705u},
-                             {kFormat == kTcq2 ? 0x0610f9ffu : 0xfdfeff00u, kFormat == kTcq2 ? 0xfdf5040au : 0xf4f8fafcu}};
+                             {kFormat == kTcq2 ? 0x0a04f5fdu : 0xfcfaf8f4u, kFormat == kTcq2 ? 0xfff91006u : 0x00fffefdu}};
 // Four bytes, of the nibbles in the selector's low half.
 template <i32 kWhich> DEVICE u32 term_of(u32 nibbles) { return permute_bytes(kTerm[kWhich][0] + unknown_zero(), kTerm[kWhich][1] + unknown_zero(), nibbles); }
 
@@ -59,7 +58,7 @@ DEVICE void fill_table(u8* table) {
   for (i32 window = thread_id(); window < 1024; window += thread_count()) {
     u32 bytes = 0;
 #pragma unroll
-    for (i32 k = 0; k < 4; ++k) bytes |= ((term_of<0>(window >> (2 * k)) + term_of<1>((window >> (2 * k)) ^ 0x8)) & 0xff) << (8 * k);
+    for (i32 k = 0; k < 4; ++k) bytes |= ((term_of<0>(window >> (2 * k)) + term_of<1>(~(window >> (2 * k)))) & 0xff) << (8 * k);
 #pragma unroll
     for (i32 i = 0; i < 8; ++i) store16(table + 128 * window + 16 * ((i + thread_id()) % 8), {bytes, bytes, bytes, bytes});
   }
@@ -72,10 +71,10 @@ DEVICE void terms_of(u32 first, u32 second, u32 (&bytes)[kTerms][4]) {
   const u32 words[2] = {first, second};
 #pragma unroll
   for (i32 w = 0; w < 2; ++w) {
-    const u32 flipped = words[w] ^ 0x88888888u;
+    const u32 upper = upper_half(words[w]);
     const i32 low = kInterleaved ? w : 2 * w, high = kInterleaved ? w + 2 : 2 * w + 1;
-    bytes[0][low] = term_of<0>(words[w]), bytes[0][high] = term_of<0>(upper_half(words[w]));
-    bytes[kTerms - 1][low] = term_of<1>(flipped), bytes[kTerms - 1][high] = term_of<1>(upper_half(flipped));
+    bytes[0][low] = term_of<0>(words[w]), bytes[0][high] = term_of<0>(upper);
+    bytes[kTerms - 1][low] = term_of<1>(complement(words[w])), bytes[kTerms - 1][high] = term_of<1>(complement(upper));
   }
 }
 
@@ -102,17 +101,16 @@ DEVICE void bytes_of(const Words& words, i32 r, u32 own, u32 (&bytes)[kTerms][4]
 
 // --- scales
 
-// The addend of `scale_of`, from a block's exponent: once a chunk and pair.
-DEVICE i32 scale_addend(i32 exponent) { return exponent + (kFormat == kTcq2 ? 112 << 23 : kFormat == kNvfp4 ? 187 << 23 : 0); }
+// The activations' part of `scale_of`, from a block's exponent, once a chunk and pair: an addend to the scale's bits where there is a scale for each of them, else a factor.
+DEVICE i32 scale_part(i32 exponent) { return exponent + ((kFormat == kTcq2 ? 112 : kFormat == kNvfp4 ? 187 : 127) << 23); }
 // float32 scale of row r, times the activations' power of two.
-DEVICE float scale_of(u32 scales, i32 r, i32 addend) {
+DEVICE float scale_of(u32 scales, i32 r, i32 part) {
   // Where it is in the word, times what brings it to the exponent: two instructions. The top byte is moved first.
   const u32 byte = r == 3 ? scales >> 24 : scales & (0xffu << (8 * r));
   const u32 to_exponent = 1u << (23 - 8 * (r == 3 ? 0 : r));
-  if (kFormat == kTcq2) return as_float(multiply_add(byte, to_exponent >> 3, addend));
-  if (kFormat == kNvfp4) return multiply(as_float(byte * (to_exponent >> 3)), as_float(addend));   // E4M3, never negative; as float32 it is 2^-120 of its value
-  const i32 bits = static_cast<i32>(multiply_add(byte, to_exponent, addend));   // 2^-127 and less: 0
-  return as_float(static_cast<u32>(bits > 0 ? bits : 0));
+  if (kFormat == kTcq2) return as_float(multiply_add(byte, to_exponent >> 3, part));
+  // UE8M0, of which 2^-127 counts as 0; E4M3, never negative: as float32 it is 2^-120 of its value.
+  return multiply(as_float(byte * (kFormat == kNvfp4 ? to_exponent >> 3 : to_exponent)), as_float(part));
 }
 
 // --- activations
@@ -140,7 +138,7 @@ DEVICE void load_columns(Raw& r, const u8* codes, const u8* exponents, bool mine
 // What products take of the activations of a chunk, and what comes behind them: other registers than those that the next ones are loaded into.
 template <i32 kN> struct Columns {
   u32 b[kN][4];
-  i32 addend[kN][kSums];
+  i32 part[kN][kSums];
 };
 template <i32 kN> DEVICE Columns<kN> columns_of(const Raw* raw, i32 g, i32 t) {
   Columns<kN> c;
@@ -151,7 +149,7 @@ template <i32 kN> DEVICE Columns<kN> columns_of(const Raw* raw, i32 g, i32 t) {
     for (i32 w = 0; w < 4; ++w)
       c.b[n][w] = kInterleaved ? permute_bytes(v[w & 2], v[(w & 2) + 1], w & 1 ? 0x7531 : 0x6420) : kFormat == kMxfp4 ? ((g >> 1 & 1) == w >> 1 ? v[w & 1] : 0) : v[w];
 #pragma unroll
-    for (i32 s = 0; s < kSums; ++s) c.addend[n][s] = scale_addend(static_cast<i32>(raw[n].exponent[s]));
+    for (i32 s = 0; s < kSums; ++s) c.part[n][s] = scale_part(static_cast<i32>(raw[n].exponent[s]));
   }
   return c;
 }
@@ -178,7 +176,7 @@ template <i32 kN> DEVICE void multiply(Products<kN>& d, const Words& words, cons
   }
 }
 // sum[i][n][r] += them with their scales: row 4g + 2i + r of the half, pair t / 2, part t % 2.
-template <i32 kN, i32 kMost> DEVICE void add_products(const Products<kN>& d, const Scales& scales, const Columns<kN>& c, float (&sum)[2][kMost][2]) {
+template <i32 kN, i32 kMost> DEVICE void add_products(const Products<kN>& d, const Scales& scales, const Columns<kN>& c, float (&sum)[2][kMost][kLaneSums]) {
 #pragma unroll
   for (i32 i = 0; i < 2; ++i)
 #pragma unroll
@@ -188,6 +186,6 @@ template <i32 kN, i32 kMost> DEVICE void add_products(const Products<kN>& d, con
 #pragma unroll
         for (i32 r = 0; r < 2; ++r) {   // below 2^24: 15 * 32 * kLargest
           const float exact = to_float(static_cast<i32>(multiply_add(d.of[i][n][s][2 * r], 256, d.of[i][n][s][2 * r + 1])));
-          sum[i][n][r] = fused_multiply_add(exact, scale_of(scales.of[s], 2 * i + r, c.addend[n][s]), sum[i][n][r]);
+          sum[i][n][r] = fused_multiply_add(exact, scale_of(scales.of[s], 2 * i + r, c.part[n][s]), sum[i][n][r]);
         }
 }

@@ -19,7 +19,7 @@ constexpr i32 kChunkBytes = 2 * kBlockBytes;             // of a strip
 constexpr i32 kTileBytes = kMostPairs * 128;             // of a chunk's activations
 // A stage: the tiles of its chunks, then weights as bulk copies bring them: gate_up's strips with all the stage's blocks, down's blocks with all the group's strips.
 // From a block of down's to the next one it is 64 bytes past a multiple of 128: lanes that read both find other banks.
-constexpr i32 kPerStage = kBits <= 4 ? 2 : 1, kBlockStride = kGroups * kBlockBytes + (kGroups * kBlockBytes % 128 ? 0 : 64);
+constexpr i32 kPerStage = kBits <= 8 ? 2 : 1, kBlockStride = kGroups * kBlockBytes + (kGroups * kBlockBytes % 128 ? 0 : 64);
 constexpr i32 kWeightBytes = 2 * kPerStage * kBlockStride, kStageBytes = (kPerStage * kTileBytes + kWeightBytes + 1023) / 1024 * 1024;
 constexpr i32 kRingBytes = (222 << 10) - kPairTableBytes;   // of 227 KiB; launches.py asks for 223, with the table and what aligns them
 constexpr i32 kStages = kRingBytes / kStageBytes < 12 ? kRingBytes / kStageBytes : 12;

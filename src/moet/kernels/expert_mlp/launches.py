@@ -4,23 +4,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moet.config import PrefillActivations
-from moet.kernels.expert_mlp.cuda import MlpArgs, padded
+from moet.kernels.expert_mlp.cuda import NUMBERS, MlpArgs, padded
 from moet.kernels.expert_mlp.scaled import is_scaled
 from moet.kernels.gpu.module import Module
 from moet.kernels.paging.state import RESOLVE_THREADS
 
-INTEGER_FORMATS = ("sym2", "tcq2", "mxfp4", "nvfp4")
-"""Row formats whose levels are small integers: their small kernels compute with int8 planes of the activations (activations.cuh)."""
-PIECE_BYTES = {"sym2": 1152, "tcq2": 1152, "mxfp4": 2176, "nvfp4": 2304}
+PIECE_BYTES = {"sym2": 1152, "tcq2": 1152, "mxfp4": 2176, "nvfp4": 2304, "fp8": 4128, "fp8_row": 4608, "bf16": 8192}
 """Of a chunk, 64 rows x 64 columns, on its way through shared memory (stream.cuh)."""
 TABLE_END = 224 << 10
 """Of the dynamic shared memory: where tcq2's table ends (integers.cuh), 97 + 128 KiB from where the system's 1 KiB begins."""
-GROUP_BYTES = {True: 5952, False: 160 + 4 * 64 * 4 * 9}
-"""Of struct Group: in group.cuh, for formats of integers, and in small_grouped.cuh."""
+GROUP_BYTES = {4: 5952, 8: 10496}
+"""Of struct Group (group.cuh), by the pairs of an item."""
 MOST_STAGES = 6
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
-"""Up to here the small kernels add up a token's places as well: the warp that finishes a strip then has at most eight rounds of loads to do, a group of four warps two."""
+"""Up to here the small kernels add up a token's places as well: the warp that finishes a strip then has at most eight rounds of loads to do."""
 QUANTIZED = 2
 """Tokens of a block that quantizes, at 32 threads for 128 columns: as long as the plan takes with few of them. A block of `begin` keeps one of mlp_small off its multiprocessor until it has ended."""
 MANY = 9
@@ -47,25 +45,21 @@ class SmallKernel:
     arch: int
 
     @property
-    def integers(self) -> bool:
-        return self.format in INTEGER_FORMATS
-
-    @property
     def groups(self) -> int:
-        """Of warps that take an item together, of a block."""
-        return 4 if self.arch == 90 or not self.integers else 3
+        """kGroups of group.cuh: of warps that take an item together, of a block."""
+        if self.format in ("fp8", "fp8_row", "bf16"):
+            return 1 if self.format == "bf16" and _shared_limit(self.arch) < 128 << 10 else 2
+        return 4 if self.arch == 90 else 3
 
     @property
     def threads(self) -> int:
-        """Four warps of a group compute; for formats of integers it has a dispatcher and a finisher, too."""
-        return 32 * self.groups * (6 if self.integers else 4)
+        """Of a group four warps compute, one dispatches and one finishes."""
+        return 32 * self.groups * 6
 
     @property
     def shared_bytes(self) -> int:
-        """kSharedBytes of stream.cuh and small_grouped.cuh: a table, the groups, the stages of their weights."""
-        groups = self.groups * GROUP_BYTES[self.integers]
-        if not self.integers:
-            return groups
+        """kSharedBytes of stream.cuh: a table, the groups, the stages of their weights."""
+        groups = self.groups * GROUP_BYTES[4 if NUMBERS[self.format] == 0 else 8]
         if self.has_table:
             return TABLE_END
         stage = self.groups * 4 * PIECE_BYTES[self.format]
@@ -111,7 +105,7 @@ class ExpertKernels:
 
     def begin(self, args: MlpArgs, size: Size, stream: int) -> None:
         """The plan, and what the GEMMs of `size` read of x."""
-        if self._has_planes(size):
+        if size != "large":
             args.late = 1 + -(-args.layer.tokens // QUANTIZED)
             self.pager.launch("begin", args.late, RESOLVE_THREADS, args, stream=stream, early=True)
         else:
@@ -120,12 +114,9 @@ class ExpertKernels:
 
     def quantize(self, args: MlpArgs, size: Size, stream: int) -> None:
         """The second half of `begin`, where the plan comes from elsewhere."""
-        if self._has_planes(size):
+        if size != "large":
             self.pager.launch("quantize", -(-args.layer.tokens // QUANTIZED), RESOLVE_THREADS, args, stream=stream)
         self._prepare(args, size, stream)
-
-    def _has_planes(self, size: Size) -> bool:
-        return size != "large" and self.format in INTEGER_FORMATS
 
     def _prepare(self, args: MlpArgs, size: Size, stream: int) -> None:
         if size != "small" and self.large.prepare:

@@ -85,39 +85,3 @@ DEVICE void end_beside(const MlpArgs& a) {
 DEVICE bool readable(const MlpArgs& a, i32 step, u64& waited) {
   return a.fetchers ? wait_row(a.layer, step, a.fetchers, waited) : !row_failed(*a.layer.plan, step);
 }
-
-// The B fragments of a chunk for 8 rows of activations: `row` is row g's, or null; `columns` are there, later ones are zeros.
-DEVICE void load_activations(const u16* row, i32 chunk, i32 columns, i32 t, u32 (&b)[4][2]) {
-#pragma unroll
-  for (i32 m = 0; m < 4; ++m) {
-    const i32 column = 64 * chunk + column_of(m, t);
-    b[m][0] = b[m][1] = 0;
-    if (row && column < columns) {   // columns is a multiple of 4
-      const u32* p = reinterpret_cast<const u32*>(row + column);
-      b[m][0] = p[0];
-      b[m][1] = p[1];
-    }
-  }
-}
-
-// sum += chunk x activations for one half of a strip, kN tiles of 8 rows of activations: sum[i] as weights.cuh numbers fragments.
-template <i32 kN> DEVICE void accumulate(const Chunk& chunk, const u32 (&b)[kN][4][2], float (&sum)[2][kN][4]) {
-#pragma unroll
-  for (i32 i = 0; i < 2; ++i) {
-#pragma unroll
-    for (i32 block = 0; block < 2; ++block) {
-      u32 a[2][4];
-      fragments(chunk, block, i, a);
-#pragma unroll
-      for (i32 n = 0; n < kN; ++n) {
-        float part[4] = {};
-#pragma unroll
-        for (i32 m = 0; m < 2; ++m) mma_bf16(kScaleAfter ? part : sum[i][n], a[m], b[n][2 * block + m]);
-        if (kScaleAfter) {
-#pragma unroll
-          for (i32 q = 0; q < 4; ++q) sum[i][n][q] = fused_multiply_add(part[q], chunk.after[block][2 * i + (q >> 1)], sum[i][n][q]);
-        }
-      }
-    }
-  }
-}

@@ -1,4 +1,4 @@
-// Arithmetic of small_streamed.cuh for formats whose levels are small integers: int8 products with two planes of the activations (integers.cuh).
+// Arithmetic of small.cuh for formats whose levels are small integers: int8 products with two planes of the activations (integers.cuh).
 #pragma once
 #include "integers.cuh"
 #include "mlp.cuh"
@@ -33,7 +33,7 @@ struct Inputs {
 };
 
 // A lane's sums to where a group adds them up, `pitch` values a row: both parts together, of pair t / 2 of tile n; of two rows a lane has one, and its neighbour the other.
-DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kTiles][2], i32 tiles, i32 lane) {
+DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kTiles][kLaneSums], i32 tiles, i32 lane) {
   lane = unknown(lane);                            // computed here: kept through the loop it would be spilled
   const i32 g = lane / 4, t = lane % 4;
   to += (4 * g + t % 2) * pitch + t / 2;
@@ -49,11 +49,4 @@ DEVICE void store_sums(float* to, i32 pitch, const float (&sum)[2][2][kTiles][2]
         to[(32 * half + 2 * i) * pitch + 2 * n] = add(kept, shuffle_xor(given, 1));   // the same either way round
       }
   }
-}
-
-// A warp: value `lane` of a tile's 32. A last tile without a neighbour in its chunk gets one of zeros.
-DEVICE void store_act(const MlpArgs& a, i32 position, i32 tile, float v) {
-  const i64 block = position * (a.act_stride / 32) + tile;
-  if (!quantize_block(v, a.act_planes.codes + block * 64, a.act_planes.exponents + block) && thread_id() % 32 == 0) a.act_planes.broken[position] = 1;
-  if (tile % 2 == 0 && tile == a.tiles - 1) quantize_block(0.0f, a.act_planes.codes + block * 64 + 64, a.act_planes.exponents + block + 1);
 }

@@ -14,13 +14,13 @@ static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit && (!kTable || kStrea
 
 // Half a warp copies a block: its lane l a unit of 16 bytes of each step, and one of the scales, so that one address and constants do.
 struct Stream {
-  static constexpr i32 kCopies = kBits + 1, kRest = kScaleBytes / 16;   // of a chunk by a lane: a block's steps, and its scales, so many units
+  static constexpr i32 kRest = kFormat == kFp8Row ? 0 : kScaleBytes / 16, kCopies = kBits + (kRest > 0);   // units of a block's scales; copies of a chunk by a lane: its steps, and these
   static constexpr i32 kRing = kStages * kPiece;
 
   Group& group;
   const i32 warp, lane;
   const u32 end;                           // of the warp's stages, a shared address
-  u32 lane_at[kBits];                      // in a stage, the lane's unit of each step
+  u32 lane_at[kBits / kEach];              // in a stage, the lane's unit of each kEach-th step
   u32 stage;                               // of the chunk that is next to be multiplied; behind it those that are asked for after it
   i32 under_way;                           // chunks that are asked for, this one included
   i32 late;                                // some were asked for between turns: groups of copies are not turns
@@ -35,7 +35,7 @@ struct Stream {
   DEVICE_MEMBER void begin(u32 stages) {
     stage = stages, under_way = late = begun = half = left = 0, more = 1, place = {0};
 #pragma unroll
-    for (i32 s = 0; s < kBits; ++s) lane_at[s] = lane / 16 * kBlockBytes + swizzled(s, lane % 16);
+    for (i32 s = 0; s < kBits / kEach; ++s) lane_at[s] = lane / 16 * kBlockBytes + swizzled(kEach * s, lane % 16);
   }
   DEVICE_MEMBER void open_strip(const Told& told) {
     const i32 stride = uniform(told.stride), blocks = uniform(told.blocks), mine = (blocks - 2 * warp + 2 * kConsumers - 1) / (2 * kConsumers);
@@ -48,7 +48,7 @@ struct Stream {
     const u8* from = further(at, offset);
 #pragma unroll
     for (i32 i = 0; i < kCopies; ++i)
-      copy_async16_if(there && (i < kBits || lane % 16 < kRest), to + (i < kBits ? lane_at[i] : lane_at[0] + kCodeBytes), from + 256 * i);
+      copy_async16_if(there && (i < kBits || lane % 16 < kRest), to + (i < kBits ? lane_at[i / kEach] + 256 * (i % kEach) : lane_at[0] + kCodeBytes), from + 256 * i);
     commit_copies();
     offset += by;
   }

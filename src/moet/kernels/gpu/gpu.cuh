@@ -144,13 +144,15 @@ DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { u32 v; asm("prmt.b32 %0, 
 DEVICE u32 multiply_add(u32 a, u32 b, u32 c) { u32 v; asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); return v; }   // stays one instruction
 // 0, of which the compiler does not know that: blocks have one dimension. A constant plus it stays in a register, where ptxas would write it anew for each use.
 DEVICE u32 unknown_zero() { return threadIdx.y; }
-// What logic and shifts do, by the multipliers. On Hopper either takes one instruction in two clocks, and 4-bit codes ask for twice as much of the one as of the other.
-DEVICE u32 upper_half(u32 v) { return __umulhi(v, (1 + unknown_zero()) << 16); }
+// What logic and shifts do, by the multipliers. On Hopper either takes one instruction in two clocks, and codes ask for twice as much of the one as of the other.
+DEVICE u32 upper_half(u32 v) { u32 h; asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(h) : "r"(v), "r"(0x100u + unknown_zero()), "r"(0)); return h; }
+DEVICE u32 complement(u32 v) { return multiply_add(v, unknown_zero() - 1, unknown_zero() - 1); }
 DEVICE float to_float(i32 v) { return __int2float_rn(v); }
 DEVICE float as_float(u32 v) { return __uint_as_float(v); }
 DEVICE u32 as_bits(float v) { return __float_as_uint(v); }
 // Two bf16 in a word, `low` in the low half; rounded to nearest even.
 DEVICE u32 pack_bf16(float low, float high) { u32 v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }
+DEVICE u32 pack_half(float low, float high) { u32 v; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v; }   // likewise, float16
 // Products of two bf16 pairs, rounded to nearest even (an fma with -0, so that a zero keeps its sign).
 DEVICE u32 multiply_bf16x2(u32 a, u32 b) { u32 v; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(0x80008000u)); return v; }
 // a * b + c of two bf16 pairs, rounded once, to nearest even; numbers below the normal range too.
@@ -168,6 +170,10 @@ DEVICE float divide(float a, float b) { float r; asm("rcp.approx.ftz.f32 %0, %1;
 // D = A x B + D. A: bf16 16 x 16, row-major fragments; B: bf16 16 x 8; D: float32 16 x 8 (PTX ISA, "mma.m16n8k16").
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {   // likewise, float16
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 // D = A x B + C. A: int8 16 x 32, B: int8 32 x 8, C and D: int32 16 x 8 (PTX ISA, "mma.m16n8k32").
