@@ -119,7 +119,6 @@ DEVICE void pause(u32) { emulator::machine.yield(); }
 
 // --- warp and block
 DEVICE void sync_block() { emulator::machine.block_barrier(); }
-DEVICE void sync_group(i32 id, i32 threads) { emulator::machine.group_barrier(id, threads); }
 DEVICE void sync_warp() {
   emulator::machine.meet(emulator::Meeting::kSync, [](auto&, u32, i32) {}, [](auto&, u32) {});
 }

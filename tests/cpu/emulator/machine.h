@@ -49,9 +49,6 @@ struct Warp {
   int place = -1;                                 // in Machine::ready
 };
 
-constexpr int kGroupBarriers = 15;   // named barriers of a block, the one of all threads apart
-struct GroupBarrier { int threads = 0; std::vector<Fiber*> fibers; };
-
 struct SharedVariable { const void* key; void* memory; uint64_t epoch; };
 
 struct Block {
@@ -61,7 +58,6 @@ struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<SharedVariable> shared;
-  GroupBarrier groups[kGroupBarriers];
   unsigned char* dynamic = nullptr;
 };
 
@@ -157,21 +153,6 @@ class Machine {
     go_on(false);
   }
 
-  // A named barrier of `threads` threads.
-  void group_barrier(int id, int threads_) {
-    Fiber& me = *current;
-    if (id < 0 || id >= kGroupBarriers || threads_ < 32 || threads_ % 32) fail("a named barrier: expected a number below 15 and whole warps");
-    GroupBarrier& barrier = me.warp->block->groups[id];
-    if (barrier.fibers.empty()) barrier.threads = threads_;
-    else if (barrier.threads != threads_) fail("threads ask a named barrier for different numbers of threads");
-    barrier.fibers.push_back(&me);
-    if (static_cast<int>(barrier.fibers.size()) == threads_) {
-      for (Fiber* f : barrier.fibers) make_ready(*f->warp, 1u << f->lane);
-      barrier.fibers.clear();
-    }
-    go_on(false);
-  }
-
   void* shared(const void* key, size_t bytes, size_t alignment) {
     Block& block = *current->warp->block;
     for (SharedVariable& v : block.shared)
@@ -210,7 +191,6 @@ class Machine {
 
   void begin(Block& block) {
     block.id = next_block_++, block.live = threads, block.waiting = 0, block.epoch = ++epoch_;
-    for (GroupBarrier& barrier : block.groups) barrier.fibers.clear();
     block.slow = seeded_ && (random() & 3) == 0;
     if (static_cast<int>(block.fibers.size()) < threads) {
       const size_t had = block.fibers.size();

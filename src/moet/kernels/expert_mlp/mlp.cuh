@@ -7,6 +7,8 @@
 #include "args.cuh"
 #include "weights.cuh"
 
+constexpr i32 kConsumers = 4;   // warps of small.cuh that share the K of an item
+
 DEVICE u16 to_bf16(float v) { return static_cast<u16>(pack_bf16(v, 0.0f)); }
 DEVICE float not_a_number() { return as_float(0x7fc00000u); }
 

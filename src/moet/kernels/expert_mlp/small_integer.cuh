@@ -3,8 +3,6 @@
 #include "integers.cuh"
 #include "mlp.cuh"
 
-constexpr i32 kConsumers = 4;                     // warps that share the K of an item
-
 constexpr i32 kTiles = 2, kTilePairs = 2;         // fragments of 8 columns of an item; pairs of one
 constexpr i32 kPairs = kTiles * kTilePairs, kPitch = kPairs + 1;   // of an item; odd: lanes at one pair hit 32 banks
 
