@@ -17,7 +17,7 @@
 // Tables of bytes take 128 KiB of shared memory: where a multiprocessor has that, and memory that outruns its 64 integer lanes.
 constexpr bool kTable = kFormat == kTcq2 && (MOET_ARCH == 90 || MOET_ARCH == 100);
 // Its shared address is a constant, which then stands in the load; what comes before it in a block's memory ends there. The system's own 1 KiB is in front of that.
-constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0, kTableAt = 97 << 10, kSystemBytes = 1 << 10;
+constexpr i32 kTableBytes = kTable ? 1024 * 128 : 0, kTableAt = 80 << 10, kSystemBytes = 1 << 10;
 
 constexpr bool kInterleaved = kBits == 2 && !kTable;     // a lane's columns are 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15
 constexpr i32 kSums = kFormat == kNvfp4 ? 2 : 1;         // of a lane's rows in a chunk, each with its scale

@@ -11,11 +11,11 @@ from moet.kernels.paging.state import RESOLVE_THREADS
 
 PIECE_BYTES = {"sym2": 1152, "tcq2": 1152, "mxfp4": 2176, "nvfp4": 2304, "fp8": 4128, "fp8_row": 4608, "bf16": 8192}
 """Of a chunk, 64 rows x 64 columns, on its way through shared memory (stream.cuh)."""
-TABLE_END = 224 << 10
-"""Of the dynamic shared memory: where tcq2's table ends (integers.cuh), 97 + 128 KiB from where the system's 1 KiB begins."""
+TABLE_END = 207 << 10
+"""Of the dynamic shared memory: where tcq2's table ends (integers.cuh), 80 + 128 KiB from where the system's 1 KiB begins."""
 GROUP_BYTES = {4: 5952, 8: 10496}
 """Of struct Group (group.cuh), by the pairs of an item."""
-MOST_STAGES = 6
+MOST_STAGES = 3
 COMBINE_THREADS = PREPARE_THREADS = 256
 COMBINED_TOKENS = 32
 """Up to here the small kernels add up a token's places as well: the warp that finishes a strip then has at most eight rounds of loads to do."""

@@ -4,7 +4,7 @@
 #pragma once
 #include "group.cuh"
 
-constexpr i32 kPiece = 2 * kBlockBytes, kMostStages = 6;
+constexpr i32 kPiece = 2 * kBlockBytes, kMostStages = 3;
 constexpr i32 kStreamAt = kGroups * static_cast<i32>(sizeof(Group));
 constexpr i32 kForStages = kSharedLimit - kStreamAt - kTableBytes - (kTable ? 1024 : 0), kFit = kForStages / (kGroups * kConsumers * kPiece);
 constexpr i32 kStages = kFit < kMostStages ? kFit : kMostStages;
