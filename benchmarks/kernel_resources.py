@@ -16,7 +16,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
 import record
-from counts.modules import MODULES, code_hash
+from counts.modules import MODULES, code_hash, terms
 from counts.sass import Instruction, Loop, functions, loops
 from counts.throughput import ARCHITECTURES, GPUS, PIPES, bounds, pipe, products, shared_bytes
 from counts.tools import cuobjdump, dump
@@ -27,30 +27,32 @@ from moet.layout import FORMATS, RowGeometry
 OUT = record.ROOT / "docs" / "results" / "kernel_resources.json"
 
 
-def describe_loop(loop: Loop, arch: str) -> dict[str, Any]:
-    """`instructions` of a warp by pipe in one turn, which multiplies `weights`; `sharing`: MMAs of an A fragment; `longest`: instructions of the longest way; `bounds`: weights a clock and multiprocessor."""
+def describe_loop(loop: Loop, arch: str, terms: int = 1) -> dict[str, Any]:
+    """`instructions` of a warp by pipe in one turn, which multiplies `weights`, each in so many A fragments (terms); `sharing`: MMAs of an A fragment; `longest`: instructions of the longest way; `bounds`: weights a clock and multiprocessor."""
     counts, model = Counter(pipe(i) for i in loop.body), ARCHITECTURES[arch]
     clocks, shared = sum(products(i, model) for i in loop.mmas), sum(shared_bytes(i) for i in loop.body)
-    limits = bounds(counts, shared, clocks, loop.weights, model)
+    weights = loop.weights // terms
+    limits = bounds(counts, shared, clocks, weights, model)
     return {
-        "weights": loop.weights, "sharing": round(loop.sharing, 2), "mma": dict(Counter(i.opcode for i in loop.mmas)),
+        "weights": weights, "sharing": round(loop.sharing, 2), "mma": dict(Counter(i.opcode for i in loop.mmas)),
         "instructions": {p: counts[p] for p in PIPES if counts[p]}, "longest": loop.longest, "bounds": {k: round(v, 1) for k, v in limits.items()},
     }  # fmt: skip
 
 
-def describe(instructions: list[Instruction], resources: dict[str, int], arch: str) -> dict[str, Any]:
+def describe(instructions: list[Instruction], resources: dict[str, int], arch: str, terms: int = 1) -> dict[str, Any]:
     """local: instructions that access local memory, anywhere in the kernel."""
     local = sum(pipe(i) == "local" for i in instructions)
-    return {**resources, "local": local, "instructions": len(instructions), "loops": [describe_loop(loop, arch) for loop in loops(instructions)]}
+    return {**resources, "local": local, "instructions": len(instructions), "loops": [describe_loop(loop, arch, terms) for loop in loops(instructions)]}
 
 
 def show(title: str, kernel: dict[str, Any], found: list[Loop], arch: str, format: str, opcodes: bool) -> None:
     print(f"{title}: {kernel['registers']} registers, {kernel['stack']} bytes of stack, {kernel['shared']} of shared memory, {kernel['local']} accesses to local memory")
     for loop, d in zip(found, kernel["loops"], strict=True):
-        each = {p: round(32 * n / loop.weights, 3) for p, n in d["instructions"].items()}
+        weights = d["weights"]
+        each = {p: round(32 * n / weights, 3) for p, n in d["instructions"].items()}
         asks = {g.name: round(g.ask(bytes_of_weight(format)), 1) for g in GPUS if g.arch == arch}
-        print(f"  loop at {loop.address:#x}: {loop.weights} weights a warp and turn; {d['mma']}, {d['sharing']} for a fragment")
-        print(f"    lane instructions a weight: {each}, all {32 * len(loop.body) / loop.weights:.3f}, the longest way {32 * loop.longest / loop.weights:.3f}")
+        print(f"  loop at {loop.address:#x}: {weights} weights a warp and turn; {d['mma']}, {d['sharing']} for a fragment")
+        print(f"    lane instructions a weight: {each}, all {32 * len(loop.body) / weights:.3f}, the longest way {32 * loop.longest / weights:.3f}")
         print(f"    weights a clock and multiprocessor: {d['bounds']}; asked for: {asks}")
         if opcodes:
             print("   ", dict(Counter(i.opcode for i in loop.body).most_common()))
@@ -94,7 +96,7 @@ def main() -> None:
                 text, resources = dump(tool, cubin(module.sources, {"FORMAT": FORMATS.index(format)} if format else {}, arch))
                 entry = {"module": name, "format": format, "arch": arch, "source": code_hash(module.sources), "kernels": {}}
                 for kernel, instructions in functions(text).items():
-                    entry["kernels"][kernel] = describe(instructions, resources[kernel], arch)
+                    entry["kernels"][kernel] = describe(instructions, resources[kernel], arch, terms(kernel, format, arch))
                     if options.kernels in kernel:
                         show(f"{format} {arch} {kernel}".strip(), entry["kernels"][kernel], loops(instructions), arch, format, options.opcodes)
                 made[name, format, arch] = entry

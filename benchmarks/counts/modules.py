@@ -30,6 +30,11 @@ MODULES = {
 }
 
 
+def terms(kernel: str, format: str, arch: str) -> int:
+    """A fragments that a weight is in: `mlp_small` multiplies levels of 16 codes as the sum of two bytes (kTerms of integers.cuh), but for tcq2 where it has a table."""
+    return 2 if kernel == "mlp_small" and (format in ("mxfp4", "nvfp4") or (format == "tcq2" and arch != "sm_90a")) else 1
+
+
 def code_hash(sources: Sequence[str]) -> str:
     """Of flatten(sources): 16 hexadecimal digits."""
     return hashlib.sha256(" ".join(_COMMENT.sub(" ", flatten(sources)).split()).encode()).hexdigest()[:16]

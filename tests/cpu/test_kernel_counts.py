@@ -143,7 +143,7 @@ def test_counts_are_of_the_kernels_that_there_are(name):
     old = sum(e["source"] != code_hash(MODULES[name].sources) for e in entries)
     if old:
         pytest.skip(f"docs/results/kernel_resources.json is older than {name}, {old} of {len(entries)} compilations: run python benchmarks/kernel_resources.py --modules {name}")
-    named = set(re.findall(r"^KERNEL\((\w+),", flatten(MODULES[name].sources), re.MULTILINE))
+    named = set(re.findall(r"^KERNEL(?:_ALONE)?\((\w+),", flatten(MODULES[name].sources), re.MULTILINE))
     assert {kernel for e in entries for kernel in e["kernels"]} == named
 
 
@@ -169,6 +169,11 @@ def test_fragments_are_shared_as_the_sources_say():
     for e in (e for e in ENTRIES if e["module"] == "expert_mlp" and e["source"] == code_hash(MODULES["expert_mlp"].sources)):
         for name, kernel in e["kernels"].items():
             assert {loop["sharing"] for loop in kernel["loops"]} == products_of_a_fragment(name, e["format"], e["arch"]), (name, e["format"], e["arch"])
+
+
+def test_a_turn_of_the_small_kernel_takes_64_rows_of_64_columns():
+    for e in (e for e in ENTRIES if e["module"] == "expert_mlp" and e["source"] == code_hash(MODULES["expert_mlp"].sources)):
+        assert {loop["weights"] for loop in e["kernels"]["mlp_small"]["loops"]} == {64 * 64}, (e["format"], e["arch"])
 
 
 def test_a_register_that_is_written_too_early_is_found():

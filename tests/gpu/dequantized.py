@@ -29,6 +29,8 @@ TINY_SUM = 2.0**-103
 """And a sum of 32 columns of planes, of up to 15 * 32 * 32639 units, where a unit is below 2^-127."""
 TINY_UNIT = 2.0**-109
 """And a product in the large kernels of FP8, where it is 2^-40 of its value (columns.cuh)."""
+LEAST = 6 * 2.0**-127
+"""Weights up to here may be those of UE8M0's least scale, which counts as zero in the small kernels."""
 SLOPE = 1.1
 """Largest slope of x * sigmoid(alpha * x), for every alpha (at 2.4 / alpha)."""
 FUNCTION = 2.0**-16
@@ -140,6 +142,7 @@ class Sum:
 def product(values: torch.Tensor, worst: torch.Tensor, variance: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor, tiny: float) -> Sum:
     """values [n, K] @ matrix [N, K]^T + bias. tiny: a product below it may be flushed to zero."""
     size, cut, flushed = matrix.abs(), accumulation(matrix.shape[1]), matrix.shape[1] * tiny
+    flushed = flushed + values.abs() @ torch.where(size <= LEAST, size, 0.0).T
     error = (worst + cut * values.abs()) @ size.T + cut * bias.abs() + matrix.shape[1] / 32 * TINY_SUM + flushed
     return Sum(values @ matrix.T + bias, error, variance @ matrix.square().T + flushed**2 / 3)
 

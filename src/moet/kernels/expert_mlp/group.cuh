@@ -5,8 +5,8 @@
 
 constexpr bool kMovesRegisters = MOET_ARCH == 90 && kBits <= 4;   // setmaxnreg
 constexpr i32 kSharedLimit = (MOET_ARCH == 80 ? 163 << 10 : MOET_ARCH == 90 || MOET_ARCH == 100 ? 227 << 10 : 99 << 10) - 256;   // of a block, beside its variables
-// Of six warps each: 24 warps of 80 registers before they move, 18 of 96. Stages of 8- and 16-bit rows are large, and what they do for a byte is little: few warps with
-// many stages of these (FP8 on an H200, 8 tokens: 170 us with two groups, 177 with four).
+// Of six warps each: 24 warps of 80 registers before they move, 18 of 96. Stages of 8- and 16-bit rows are large, and what they do for a byte is little: few warps,
+// with three stages each where more would have two (FP8 on an H200, 8 tokens: 170 us with two groups, 177 with four).
 constexpr i32 kGroups = kBits == 16 && kSharedLimit < 128 << 10 ? 1 : kBits >= 8 ? 2 : kMovesRegisters ? 4 : 3;
 constexpr i32 kItems = 4;
 

@@ -4,6 +4,7 @@
 #pragma once
 #include "group.cuh"
 
+// What stages take, the L1 cache loses, and activations fall out of it (mxfp4 on an H200, 8 tokens: 99 us with six stages, 98 with four, 97 with three).
 constexpr i32 kPiece = 2 * kBlockBytes, kMostStages = 3;
 constexpr i32 kStreamAt = kGroups * static_cast<i32>(sizeof(Group));
 constexpr i32 kForStages = kSharedLimit - kStreamAt - kTableBytes - (kTable ? 1024 : 0), kFit = kForStages / (kGroups * kConsumers * kPiece);
