@@ -115,19 +115,27 @@ def activate(activation: Activation, gate: torch.Tensor, up: torch.Tensor) -> tu
     return gate * torch.sigmoid(gate * (activation.alpha if oai else 1.0)), up + oai
 
 
+def of_blocks(values: torch.Tensor, numbers: int) -> torch.Tensor:
+    """Largest error that the largest value of 32 columns gives to all of them: planes' steps, or a float16's smallest numbers."""
+    columns = values.shape[1]
+    blocks = torch.nn.functional.pad(values.abs(), (0, -columns % 32)).view(len(values), -1, 32)
+    return (blocks.amax(-1) * (PLANES, HALF_UNIT)[numbers] + TINY_PLANES).repeat_interleave(32, -1)[:, :columns]
+
+
 def rounded(values: torch.Tensor, small: bool | None, numbers: int = 0) -> torch.Tensor:
     """Largest error of rounding values [n, columns] once, as the small kernels do it, to bf16 as the large ones do it, or (None) either; they may be magnitudes."""
-    bf16, columns = values.abs() * BF16 + TINY, values.shape[1]
+    bf16 = values.abs() * BF16 + TINY
     if small is False or numbers == 2:
         return bf16
-    blocks = torch.nn.functional.pad(values.abs(), (0, -columns % 32)).view(len(values), -1, 32)
-    of_blocks = (blocks.amax(-1) * (PLANES, HALF_UNIT)[numbers] + TINY_PLANES).repeat_interleave(32, -1)[:, :columns] + numbers * HALF * values.abs()
-    return of_blocks if small else torch.maximum(of_blocks, bf16)
+    own = of_blocks(values, numbers)
+    if numbers == 1:
+        own = own + values.abs() * HALF
+    return own if small else torch.maximum(own, bf16)
 
 
 def arriving(x: torch.Tensor, small: bool | None, numbers: int) -> torch.Tensor:
-    """The same of values that are bf16: only planes, and a float16's smallest numbers, round them."""
-    return torch.zeros_like(x) if small is False or numbers == 2 else rounded(x, True, numbers) - numbers * HALF * x.abs()
+    """The same of values that are bf16, which a float16 holds but for its smallest numbers."""
+    return torch.zeros_like(x) if small is False or numbers == 2 else of_blocks(x, numbers)
 
 
 @dataclass(frozen=True)
@@ -141,8 +149,8 @@ class Sum:
 
 def product(values: torch.Tensor, worst: torch.Tensor, variance: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor, tiny: float) -> Sum:
     """values [n, K] @ matrix [N, K]^T + bias. tiny: a product below it may be flushed to zero."""
-    size, cut, flushed = matrix.abs(), accumulation(matrix.shape[1]), matrix.shape[1] * tiny
-    flushed = flushed + values.abs() @ torch.where(size <= LEAST, size, 0.0).T
+    size, cut = matrix.abs(), accumulation(matrix.shape[1])
+    flushed = matrix.shape[1] * tiny + values.abs() @ torch.where(size <= LEAST, size, 0.0).T
     error = (worst + cut * values.abs()) @ size.T + cut * bias.abs() + matrix.shape[1] / 32 * TINY_SUM + flushed
     return Sum(values @ matrix.T + bias, error, variance @ matrix.square().T + flushed**2 / 3)
 

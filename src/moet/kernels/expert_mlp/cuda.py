@@ -9,8 +9,6 @@ from moet.layout import RowGeometry, RowSlice
 from moet.models import Activation
 
 SOURCES = ("expert_mlp/small.cuh", "expert_mlp/large.cuh", "expert_mlp/combine.cuh")
-
-
 NUMBERS = {"sym2": 0, "tcq2": 0, "mxfp4": 0, "nvfp4": 0, "fp8": 1, "fp8_row": 1, "bf16": 2}
 """What the small kernels multiply a format's weights with: `Numbers` of activations.cuh, two int8 planes, float16 or bf16."""
 

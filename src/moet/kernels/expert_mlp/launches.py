@@ -1,5 +1,6 @@
 """The launches of a layer's expert MLP on a GPU: which kernels for how many tokens, with how many blocks, in which order."""
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,9 +9,8 @@ from moet.kernels.expert_mlp.cuda import NUMBERS, MlpArgs, padded
 from moet.kernels.expert_mlp.scaled import is_scaled
 from moet.kernels.gpu.module import Module
 from moet.kernels.paging.state import RESOLVE_THREADS
+from moet.layout import RowGeometry
 
-PIECE_BYTES = {"sym2": 1152, "tcq2": 1152, "mxfp4": 2176, "nvfp4": 2304, "fp8": 4128, "fp8_row": 4608, "bf16": 8192}
-"""Of a chunk, 64 rows x 64 columns, on its way through shared memory (stream.cuh)."""
 TABLE_END = 207 << 10
 """Of the dynamic shared memory: where tcq2's table ends (integers.cuh), 80 + 128 KiB from where the system's 1 KiB begins."""
 GROUP_BYTES = {4: 5952, 8: 10496}
@@ -45,11 +45,16 @@ class SmallKernel:
     arch: int
 
     @property
+    def integers(self) -> bool:
+        """Whether its arithmetic is integers.cuh, with items of four pairs, or floats.cuh, with eight."""
+        return NUMBERS[self.format] == 0
+
+    @property
     def groups(self) -> int:
         """kGroups of group.cuh: of warps that take an item together, of a block."""
-        if self.format in ("fp8", "fp8_row", "bf16"):
-            return 1 if self.format == "bf16" and _shared_limit(self.arch) < 128 << 10 else 2
-        return 4 if self.arch == 90 else 3
+        if self.integers:
+            return 4 if self.arch == 90 else 3
+        return 1 if self.format == "bf16" and _shared_limit(self.arch) < 128 << 10 else 2
 
     @property
     def threads(self) -> int:
@@ -59,16 +64,22 @@ class SmallKernel:
     @property
     def shared_bytes(self) -> int:
         """kSharedBytes of stream.cuh: a table, the groups, the stages of their weights."""
-        groups = self.groups * GROUP_BYTES[4 if NUMBERS[self.format] == 0 else 8]
+        groups = self.groups * GROUP_BYTES[4 if self.integers else 8]
         if self.has_table:
             return TABLE_END
-        stage = self.groups * 4 * PIECE_BYTES[self.format]
+        stage = self.groups * 4 * _piece_bytes(self.format)
         return groups + min(MOST_STAGES, (_shared_limit(self.arch) - groups) // stage) * stage
 
     @property
     def has_table(self) -> bool:
         """kTable of integers.cuh."""
         return self.format == "tcq2" and self.arch in (90, 100)
+
+
+@functools.cache
+def _piece_bytes(format: str) -> int:
+    """kPiece of stream.cuh, two blocks: a chunk of 64 rows x 64 columns on its way through shared memory. Every launch asks."""
+    return 2 * RowGeometry(format, 64, 32, False).block_bytes
 
 
 def _shared_limit(arch: int) -> int:
